@@ -1,0 +1,1 @@
+"""Helios: serve language models on less hardware than they seem to need."""
