@@ -1,0 +1,72 @@
+"""EngineConfig: how one model is run. The one definition of each default; YAML, flags and Python all end here."""
+
+import re
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Raises ConfigError from ``validate``; nothing is checked at construction so that a caller sees every name first."""
+
+    model: str
+    """A name in the model store (``helios models list``) or a Hugging Face directory."""
+    device: str = "auto"
+    """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
+    dtype: str = "auto"
+    """"auto" is bfloat16 where the device multiplies it fast, else float32."""
+    memory_bytes: int | None = None
+    """Limit on weights, KV cache and workspaces on the device; None takes what the machine can spare."""
+    kv_tokens: int | None = None
+    """Positions the KV cache holds over all sequences; None takes what memory and max_sequences allow."""
+    context: int | None = None
+    """Longest sequence admitted, prompt and output together; None is the model's own limit."""
+    max_sequences: int = 32
+    """Sequences in one sweep at most."""
+    max_queued: int = 256
+    """Requests that may wait; one more is refused with OverloadedError."""
+    prefill_rows: int = 512
+    """Prompt positions in one sweep at most; a longer prompt is prefilled in chunks."""
+    threads: int | None = None
+    """Compute threads on a CPU; None is one for each core this process may use."""
+
+    def validate(self) -> "EngineConfig":
+        """Return self; raises ConfigError naming the field, its value and what is allowed."""
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is '{self.dtype}'; it must be one of {', '.join(DTYPES)}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
+        for name in ("max_sequences", "prefill_rows"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_queued", self.max_queued, 0)
+        for name in ("memory_bytes", "kv_tokens", "context", "threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(name, value, 1)
+        return self
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from "2GiB", "500 MB", "1.5G" or a plain number. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", str(text), re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"'{text}' is not a size; write it as 2GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def format_bytes(count: float) -> str:
+    """A size a person reads at a glance: "1.50 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
