@@ -1,0 +1,226 @@
+"""The one configuration object: YAML files, command-line flags and Python mappings all become an ``AppConfig``.
+
+Engine defaults are EngineConfig's own and are not restated here. Types are strict: "8000" is not a number. Errors
+say where (the file and the key path), what was found and what is allowed.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from engine.config import EngineConfig, parse_bytes
+from engine.errors import ConfigError
+
+_ENGINE = EngineConfig(model="")
+Objective = Literal["throughput", "latency"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+AppName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+
+class ModelConfig(_Strict):
+    """One model and how each of its replicas is run. What is not set here is as EngineConfig has it."""
+
+    name: ModelName
+    """What requests call the model."""
+    path: str = ""
+    """A name in the model store or a Hugging Face directory; ``name`` when not given. A path that begins with
+    ``.`` or ``~``, or an existing directory, is made absolute, from the configuration file's directory."""
+    device: str = _ENGINE.device
+    dtype: str = _ENGINE.dtype
+    memory: str | int | None = _ENGINE.memory_bytes
+    """Limit on weights, KV cache and workspaces, as "2GiB" or a number of bytes."""
+    kv_tokens: int | None = _ENGINE.kv_tokens
+    context: int | None = _ENGINE.context
+    max_sequences: int = _ENGINE.max_sequences
+    max_queued: int = _ENGINE.max_queued
+    prefill_rows: int = _ENGINE.prefill_rows
+    threads: int | None = _ENGINE.threads
+    replicas: Positive = 1
+    """Actors that serve the model, each with its own weights."""
+    num_gpus: Annotated[float, Field(ge=0)] | None = None
+    """GPUs Ray reserves for each replica; None is 1 for a CUDA device (``auto`` included, where the cluster has
+    GPUs) and 0 for the CPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_is_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("path") is None and isinstance(data.get("name"), str):
+            return {**data, "path": data["name"]}
+        return data
+
+    @field_validator("name")
+    @classmethod
+    def _not_auto(cls, name: str) -> str:
+        if name == "auto":
+            raise ValueError("'auto' asks the router to choose and cannot be a model's name")
+        return name
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str, info: ValidationInfo) -> str:
+        """Actors run in other working directories, so a relative path must not reach them."""
+        base = Path((info.context or {}).get("base", "."))
+        place = base / Path(path).expanduser()
+        if path.startswith((".", "~", "/")) or ("/" in path and place.is_dir()):
+            return str(place.resolve())
+        return path
+
+    @field_validator("memory")
+    @classmethod
+    def _size(cls, memory: str | int | None) -> str | int | None:
+        if memory is not None:
+            _as_value_error(lambda: parse_bytes(memory))
+        return memory
+
+    @model_validator(mode="after")
+    def _engine_accepts(self) -> Self:
+        _as_value_error(lambda: self.engine_config().validate())
+        return self
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's view of this model."""
+        return EngineConfig(
+            model=self.path,
+            device=self.device,
+            dtype=self.dtype,
+            memory_bytes=None if self.memory is None else parse_bytes(self.memory),
+            kv_tokens=self.kv_tokens,
+            context=self.context,
+            max_sequences=self.max_sequences,
+            max_queued=self.max_queued,
+            prefill_rows=self.prefill_rows,
+            threads=self.threads,
+        )
+
+    def fingerprint(self) -> str:
+        """Equal for two configurations exactly when an actor of one may serve as the other's (replicas aside)."""
+        return hashlib.sha256(self.model_dump_json(exclude={"replicas"}).encode()).hexdigest()[:16]
+
+
+class RouterConfig(_Strict):
+    objective: Objective = "throughput"
+    """What ``auto`` ranks models by: tokens per second, or time to first token."""
+
+
+class HttpConfig(_Strict):
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    """0 takes a free port."""
+    max_queued: Positive = 128
+    """Requests waiting or running over all models; one more is answered 503."""
+    max_body_bytes: Positive = 4 * 2**20
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class AppConfig(_Strict):
+    """One app: its models, how its router chooses, and where it listens."""
+
+    app: AppName = "helios"
+    models: Annotated[list[ModelConfig], Field(min_length=1)]
+    router: RouterConfig = RouterConfig()
+    http: HttpConfig = HttpConfig()
+    ray_address: str | None = None
+    """A Ray cluster to join ("auto", "host:port"); None uses the one Helios started on this machine, or starts it."""
+
+    @field_validator("models")
+    @classmethod
+    def _unique(cls, models: list[ModelConfig]) -> list[ModelConfig]:
+        names = [model.name for model in models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"more than one model is named {', '.join(twice)}; give each its own name")
+        return models
+
+
+def _as_value_error(check: Callable[[], object]) -> None:
+    """pydantic gathers ValueErrors; the engine speaks in ConfigErrors."""
+    try:
+        check()
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {"models": ModelConfig, "router": RouterConfig, "http": HttpConfig}
+
+
+def load_config(source: str | Path | Mapping[str, Any]) -> AppConfig:
+    """An ``AppConfig`` from a YAML file or a mapping of the same shape.
+
+    Relative model paths are taken from the file's directory, or the working directory for a mapping.
+    Raises ConfigError that lists every fault with its key path, the value and what is allowed.
+    """
+    if isinstance(source, Mapping):
+        return _validated(source, base=Path(), origin="the configuration")
+    path = Path(source).expanduser()
+    return _validated(_read_yaml(path), base=path.parent, origin=str(path))
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; name a YAML file with a list 'models'") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(data, Mapping):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{path} holds {found}; it must be a mapping with a list 'models'")
+    return data
+
+
+def _validated(data: Mapping[str, Any], base: Path, origin: str) -> AppConfig:
+    try:
+        return AppConfig.model_validate(dict(data), context={"base": base})
+    except ValidationError as error:
+        faults = [_describe(fault) for fault in error.errors(include_url=False)]
+        raise ConfigError(f"{origin}: " + "; ".join(dict.fromkeys(faults))) from None
+
+
+def _describe(fault: Mapping[str, Any]) -> str:
+    """One fault in a sentence: ``models[0].replicas is 'two'; it must be a valid integer``."""
+    where = _key_path(fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"{where} is not a known key; {_known_keys(fault['loc'])}"
+    if fault["type"] == "missing":
+        return f"{where} is missing"
+    message = fault["msg"].removeprefix("Value error, ")
+    if message.startswith("Input should "):
+        message = "it must " + message.removeprefix("Input should ")
+    if isinstance(fault["input"], (dict, list)):
+        return f"{where}: {message}"
+    return f"{where} is {fault['input']!r}; {message}"
+
+
+def _key_path(loc: tuple[str | int, ...]) -> str:
+    """``models[0].memory``. A union's branch ("str", "int") at the end is pydantic's own word and left out."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif path and part in ("str", "int", "float", "constrained-float"):
+            continue
+        else:
+            path += f".{part}" if path else part
+    return path or "the top level"
+
+
+def _known_keys(loc: tuple[str | int, ...]) -> str:
+    section = _SECTIONS.get(str(loc[0]), AppConfig) if len(loc) > 1 else AppConfig
+    known = list(section.model_fields)
+    close = get_close_matches(str(loc[-1]), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
