@@ -11,7 +11,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Raises ConfigError from ``validate``; nothing is checked at construction so that a caller sees every name first."""
+    """How to run one model. Values are checked by ``validate``, not at construction."""
 
     model: str
     """A name in the model store (``helios models list``) or a Hugging Face directory."""
@@ -22,7 +22,8 @@ class EngineConfig:
     memory_bytes: int | None = None
     """Limit on weights, KV cache and workspaces on the device; None takes what the machine can spare."""
     kv_tokens: int | None = None
-    """Positions the KV cache holds over all sequences; None takes what memory and max_sequences allow."""
+    """Positions the KV cache holds over all sequences; None is room for max_sequences of 1024 positions or one
+    whole context, whichever is more, cut to what the memory allows."""
     context: int | None = None
     """Longest sequence admitted, prompt and output together; None is the model's own limit."""
     max_sequences: int = 32

@@ -87,3 +87,32 @@ class Delta:
     """The stop string or token id that ended the request, if one did."""
     error: HeliosError | None = None
     """Why, when ``finish_reason`` is "error"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """All that was generated for one request."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    error: HeliosError | None = None
+
+    @classmethod
+    def gather(cls, request: Request, deltas: "list[Delta]") -> "Completion":
+        """Put a request's deltas, the last of which has a finish_reason, together."""
+        last = deltas[-1]
+        return cls(
+            request_id=request.request_id,
+            prompt_ids=request.prompt_ids,
+            text="".join(delta.text for delta in deltas),
+            tokens=tuple(token for delta in deltas for token in delta.tokens),
+            finish_reason=last.finish_reason or "error",
+            stop_reason=last.stop_reason,
+            usage=last.usage,
+            error=last.error,
+        )

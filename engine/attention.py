@@ -1,0 +1,180 @@
+"""Attention of a sweep: decode rows of many sequences in one call, prefill chunks a sequence at a time.
+
+On either device the KV blocks a group needs are gathered into a scratch buffer and given to torch's fused attention.
+Query heads that share a KV head are laid out as rows of it, so that K and V are read once and never repeated.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .device import Device
+from .kv import BLOCK, KVCache, blocks_for
+from .spec import ModelSpec
+
+WASTE = 0.25
+"""Share of padded blocks a decode group may add to the blocks its sequences own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows ``[row, row + count)`` of a sweep: positions ``[start, start + count)`` of the sequence with ``blocks``."""
+
+    row: int
+    start: int
+    count: int
+    blocks: list[int]
+
+    @property
+    def length(self) -> int:
+        """Positions with KV once the sweep has passed."""
+        return self.start + self.count
+
+
+class AttentionGroup(Protocol):
+    """Some rows of a sweep that attend together."""
+
+    @property
+    def rows(self) -> slice: ...
+
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+        """Attention output [rows, q_size] from rotated qkv [R, q_size + 2 * kv_size], whose K and V are stored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """One row each of several sequences, padded to the longest of them."""
+
+    rows: slice
+    chunks: Tensor
+    """Chunks of ``KVCache.gather_rows`` [2 * B * n_kv * n_blocks]."""
+    length: int
+    """Positions of the longest sequence (counted from the first gathered block)."""
+    mask: Tensor | None
+    """Additive [B, 1, 1, length]; None when all are equally long."""
+
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+        b = self.rows.stop - self.rows.start
+        query = qkv[self.rows, : spec.q_size].view(b, spec.n_kv_heads, -1, spec.head_dim)  # [B, n_kv, group, d]
+        keys, values = _gather(spec, kv, layer, self.chunks, b, self.length, scratch)
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
+        return out.reshape(b, spec.q_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGroup:
+    """Several rows of one sequence: a prefill chunk, or a draft to verify."""
+
+    rows: slice
+    chunks: Tensor | None
+    """As in DecodeGroup; None when nothing precedes the chunk, whose K and V are then at hand in qkv."""
+    length: int
+    mask: Tensor | None
+    """Additive [count, length]; None: causal from the first position."""
+
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+        count, n_kv, d = self.rows.stop - self.rows.start, spec.n_kv_heads, spec.head_dim
+        query = qkv[self.rows, : spec.q_size].view(count, n_kv, -1, d).permute(1, 2, 0, 3)  # [n_kv, group, S, d]
+        if self.chunks is None:
+            own = qkv[self.rows, spec.q_size :].view(count, 2, n_kv, d).permute(1, 2, 0, 3)  # [2, n_kv, S, d]
+            keys, values = own[0], own[1]
+        else:
+            keys, values = (x[0] for x in _gather(spec, kv, layer, self.chunks, 1, self.length, scratch))
+        shape = (n_kv, query.shape[1], self.length, d)  # the group's heads read one K and V: stride 0
+        out = F.scaled_dot_product_attention(
+            query,
+            keys.unsqueeze(1).expand(shape),
+            values.unsqueeze(1).expand(shape),
+            attn_mask=self.mask,
+            is_causal=self.mask is None,
+        )
+        return out.permute(2, 0, 1, 3).reshape(count, spec.q_size)
+
+
+def _gather(
+    spec: ModelSpec, kv: KVCache, layer: int, chunks: Tensor, b: int, length: int, scratch: Tensor
+) -> tuple[Tensor, Tensor]:
+    """K and V [B, n_kv, length, d] of the given chunks, as views of the scratch buffer."""
+    width = BLOCK * spec.head_dim
+    out = scratch[: chunks.numel() * width].view(-1, width)
+    kv.gather(layer, chunks, out)
+    both = out.view(2, b, spec.n_kv_heads, -1, spec.head_dim)[:, :, :, :length]
+    return both[0], both[1]
+
+
+class AttentionPlanner:
+    """Forms the attention groups of a sweep. ``scratch`` is as large as its largest group can need."""
+
+    def __init__(self, kv: KVCache, device: Device, dtype: torch.dtype, scratch_blocks: int) -> None:
+        self.kv = kv
+        self.device = device
+        self.dtype = dtype
+        self.scratch_blocks = scratch_blocks
+
+    @staticmethod
+    def scratch_elements(spec: ModelSpec, scratch_blocks: int) -> int:
+        return scratch_blocks * BLOCK * spec.kv_elements_per_token
+
+    def plan(self, decodes: list[Span], chunks: list[Span], window: int | None) -> list[AttentionGroup]:
+        """Groups for one row of each of ``decodes`` (sorted by length) and for each of ``chunks``."""
+        groups: list[AttentionGroup] = [self._decode(members, window) for members in self._split(decodes, window)]
+        groups.extend(self._chunk(span, window) for span in chunks)
+        return groups
+
+    def _split(self, spans: list[Span], window: int | None) -> list[list[Span]]:
+        """Neighbours in length go together while padding wastes little and the scratch buffer holds them."""
+        groups: list[list[Span]] = []
+        own = 0
+        for span in spans:
+            blocks = blocks_for(span.length) - _first_block(span.start, window)
+            padded = (len(groups[-1]) + 1) * blocks if groups else 0
+            if not groups or padded > self.scratch_blocks or padded > (1 + WASTE) * (own + blocks) + 4:
+                groups.append([])
+                own = 0
+            groups[-1].append(span)
+            own += blocks
+        return groups
+
+    def _decode(self, spans: list[Span], window: int | None) -> DecodeGroup:
+        firsts = np.array([_first_block(span.start, window) for span in spans])
+        lengths = np.array([span.length for span in spans]) - firsts * BLOCK
+        longest = int(lengths.max())
+        tables = np.zeros((len(spans), blocks_for(longest)), dtype=np.int64)
+        for row, (span, first) in enumerate(zip(spans, firsts.tolist(), strict=True)):
+            owned = span.blocks[first : blocks_for(span.length)]
+            tables[row, : len(owned)] = owned
+        positions = np.arange(longest)
+        hidden = positions >= lengths[:, None]
+        if window is not None:
+            hidden |= positions < lengths[:, None] - window
+        mask = self._additive(hidden)[:, None, None] if hidden.any() else None
+        chunks = self.device.index(self.kv.gather_rows(tables))
+        return DecodeGroup(slice(spans[0].row, spans[-1].row + 1), chunks, longest, mask)
+
+    def _chunk(self, span: Span, window: int | None) -> ChunkGroup:
+        rows = slice(span.row, span.row + span.count)
+        if span.start == 0 and (window is None or span.count <= window):
+            return ChunkGroup(rows, None, span.count, None)
+        first = _first_block(span.start, window)
+        tables = np.array([span.blocks[first : blocks_for(span.length)]], dtype=np.int64)
+        query = np.arange(span.start, span.length)[:, None]
+        keys = np.arange(first * BLOCK, span.length)
+        hidden = keys > query
+        if window is not None:
+            hidden |= keys <= query - window
+        chunks = self.device.index(self.kv.gather_rows(tables))
+        return ChunkGroup(rows, chunks, len(keys), self._additive(hidden))
+
+    def _additive(self, hidden: np.ndarray) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device.torch_device)
+        return mask.masked_fill_(self.device.index(hidden), float("-inf"))
+
+
+def _first_block(start: int, window: int | None) -> int:
+    """First block that a row at position ``start`` can see."""
+    return 0 if window is None else max(0, start - window + 1) // BLOCK

@@ -1,0 +1,126 @@
+"""Putting an engine's parts together inside a memory budget: weights first, then workspace, then KV cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .attention import AttentionPlanner
+from .batch import BatchBuilder
+from .checkpoint.index import Checkpoint
+from .checkpoint.store import resolve
+from .config import EngineConfig, format_bytes
+from .device import Device, open_device
+from .errors import ConfigError, OutOfMemoryError
+from .executor import Executor
+from .kv import BLOCK, KVCache, block_bytes, blocks_for
+from .rope import Rope
+from .spec import ModelSpec
+from .sweep import EmbedTokens, ExitHead
+from .text.tokenizer import Tokenizer
+from .tiers import Tier
+from .weights import ModelWeights, load_resident, weight_bytes
+
+HEADROOM = 0.9
+"""Share of the memory that is free which an engine takes when no limit is given."""
+TYPICAL_LENGTH = 1024
+"""Positions a sequence is expected to reach, when nothing says how large the KV cache should be."""
+SCRATCH_BLOCKS = 256
+"""Blocks one attention group gathers at most, unless a single sequence is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine runs on."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    device: Device
+    tier: Tier
+    weights: ModelWeights
+    kv: KVCache
+    executor: Executor
+    context: int
+    """Longest sequence admitted."""
+
+    def source(self) -> EmbedTokens:
+        return EmbedTokens(self.spec, self.weights.embedding)
+
+    def sink(self) -> ExitHead:
+        return ExitHead(self.spec, self.weights.head)
+
+
+def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
+    """Load a model. ``progress`` is told of the weight bytes read.
+
+    Raises a HeliosError: ConfigError, ModelNotFoundError, CheckpointError, UnsupportedModelError, OutOfMemoryError.
+    """
+    config.validate()
+    directory = resolve(config.model)
+    spec = ModelSpec.from_directory(directory)
+    checkpoint = Checkpoint(directory)
+    tokenizer = Tokenizer.load(directory)
+    spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
+    context = _context(config, spec)
+    device = open_device(config)
+    capacity = config.memory_bytes or int(device.available_bytes() * HEADROOM)
+    _refuse_beyond_machine(capacity, device)
+    tier = Tier("device", device.torch_device, capacity)
+    n_blocks, scratch_blocks = _layout(config, spec, context, device, capacity)
+    weights = load_resident(checkpoint, spec, device, tier, progress)
+    scratch = _scratch(spec, device, tier, scratch_blocks)
+    kv = KVCache(spec, spec.n_layers, n_blocks, device.dtype, tier)
+    planner = AttentionPlanner(kv, device, device.dtype, scratch_blocks)
+    rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
+    batches = BatchBuilder(spec, planner, rope, device)
+    executor = Executor(spec, weights.layers, kv, batches, scratch)
+    return Parts(config, spec, tokenizer, device, tier, weights, kv, executor, context)
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    context = config.context or spec.max_positions
+    if context > spec.max_positions:
+        raise ConfigError(f"context is {context}; this model was made for at most {spec.max_positions} positions")
+    return min(context, config.kv_tokens or context)
+
+
+def _refuse_beyond_machine(capacity: int, device: Device) -> None:
+    available = device.available_bytes()
+    if capacity > available:
+        raise OutOfMemoryError(
+            f"the memory limit is {format_bytes(capacity)} and only {format_bytes(available)} are free on "
+            f"'{device.torch_device}'; lower the limit or free memory"
+        )
+
+
+def _layout(config: EngineConfig, spec: ModelSpec, context: int, device: Device, capacity: int) -> tuple[int, int]:
+    """Blocks of the KV cache and of the scratch buffer. Raises OutOfMemoryError with every term if they do not fit."""
+    weights = weight_bytes(spec, device.dtype, range(spec.n_layers))
+    per_block = block_bytes(spec, device.dtype, spec.n_layers)
+    scratch_blocks = max(blocks_for(context), SCRATCH_BLOCKS)
+    scratch = AttentionPlanner.scratch_elements(spec, scratch_blocks) * device.dtype.itemsize
+    work = activation_bytes(spec, config, device)
+    asked = config.kv_tokens or max(config.max_sequences * TYPICAL_LENGTH, context)
+    room = (capacity - weights - scratch - work) // per_block
+    least = blocks_for(config.kv_tokens or context)
+    if room < least:
+        raise OutOfMemoryError(
+            f"the memory limit is {format_bytes(capacity)}; this model takes {format_bytes(weights)} for weights in "
+            f"{str(device.dtype).removeprefix('torch.')}, {format_bytes(scratch + work)} for workspaces and "
+            f"{format_bytes(least * per_block)} for the KV cache of {least * BLOCK} positions. Raise the limit, "
+            f"lower context or kv_tokens, or choose a smaller model or dtype"
+        )
+    return min(room, blocks_for(asked)), scratch_blocks
+
+
+def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device) -> int:
+    """Upper bound of what a sweep's activations and logits take, beside weights, KV and scratch."""
+    rows = config.prefill_rows + config.max_sequences
+    width = 4 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
+    logits = config.max_sequences * spec.vocab_size * 4 * 4  # the sampler holds about four float32 copies
+    return rows * width * device.dtype.itemsize + logits
+
+
+def _scratch(spec: ModelSpec, device: Device, tier: Tier, blocks: int) -> Tensor:
+    return tier.allocate((AttentionPlanner.scratch_elements(spec, blocks),), device.dtype, "workspace")

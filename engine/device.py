@@ -1,0 +1,148 @@
+"""The one place that knows which device runs the model. Everything else works on a ``Device``.
+
+A CPU and a CUDA device differ in where tensors live, how index tensors get there, which dtype is fast, how much
+memory there is, and how a checkpoint's bytes reach a tensor.
+"""
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from .config import EngineConfig
+from .errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Device(ABC):
+    """Where the model runs. ``torch_device`` is where its tensors live, ``dtype`` the type it computes in."""
+
+    torch_device: torch.device
+    dtype: torch.dtype
+
+    @abstractmethod
+    def index(self, values: np.ndarray) -> Tensor:
+        """A small integer array as a tensor on the device; the copy overlaps with compute where it can."""
+
+    @abstractmethod
+    def host_buffer(self, tensor: Tensor) -> Tensor:
+        """Host memory of the same shape to read a file into, for ``upload``; the tensor itself if it is on the host."""
+
+    @abstractmethod
+    def upload(self, buffer: Tensor, tensor: Tensor) -> None:
+        """Bring a filled ``host_buffer`` to its tensor. The buffer may be dropped afterwards."""
+
+    @abstractmethod
+    def available_bytes(self) -> int:
+        """Memory this process can still take on the device."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything given to the device is done (for timing)."""
+
+
+class CpuDevice(Device):
+    """The host: compute on ``threads`` threads of this process."""
+
+    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+        self.torch_device = torch.device("cpu")
+        self.dtype = dtype
+        torch.set_num_threads(threads)
+
+    def index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values)
+
+    def host_buffer(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def upload(self, buffer: Tensor, tensor: Tensor) -> None:
+        return
+
+    def available_bytes(self) -> int:
+        return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
+
+    def synchronize(self) -> None:
+        return
+
+
+class CudaDevice(Device):
+    """One GPU. Index tensors go through pinned memory on the compute stream."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.torch_device = torch.device(name)
+        self.dtype = dtype
+
+    def index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def host_buffer(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    def upload(self, buffer: Tensor, tensor: Tensor) -> None:
+        tensor.copy_(buffer, non_blocking=True)  # the pinned allocator keeps the buffer until the copy is done
+
+    def available_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+
+def open_device(config: EngineConfig) -> Device:
+    """The device and dtype a configuration asks for. Raises ConfigError for a device this machine lacks."""
+    has_cuda = torch.cuda.is_available()
+    wants_cuda = config.device.startswith("cuda") or (config.device == "auto" and has_cuda)
+    if not wants_cuda:
+        return CpuDevice(_cpu_dtype(config.dtype), config.threads or usable_cores())
+    name = "cuda:0" if config.device in ("auto", "cuda") else config.device
+    count = torch.cuda.device_count() if has_cuda else 0
+    if int(name.removeprefix("cuda:")) >= count:
+        raise ConfigError(
+            f"device is '{config.device}' but torch {torch.__version__} sees {count} CUDA devices; use 'cpu'"
+        )
+    return CudaDevice(name, torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype))
+
+
+def usable_cores() -> int:
+    """Cores the scheduler lets this process run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether bf16 products run in hardware; without it oneDNN emulates them, up to 200 times slower than fp32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16 "))
+
+
+def _cpu_dtype(asked: str) -> torch.dtype:
+    fast = cpu_multiplies_bf16()
+    if asked == "auto":
+        if not fast:
+            log.info("this CPU has no bfloat16 products: computing in float32")
+        return torch.bfloat16 if fast else torch.float32
+    if asked == "bfloat16" and not fast:
+        log.warning("this CPU has no bfloat16 products: bfloat16 will be very slow; dtype float32 is faster here")
+    return cast(torch.dtype, getattr(torch, asked))
+
+
+def _cgroup_available_bytes() -> int:
+    """What the container's limit leaves, or a very large number without one."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(Path(limit).read_text()) - int(Path(usage).read_text())
+        except (OSError, ValueError):
+            continue
+    return 2**62

@@ -1,0 +1,226 @@
+"""The engine: requests in, one sweep at a time, deltas out. Single-threaded; ``loop.EngineLoop`` gives it a thread."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from .build import Parts, build
+from .config import EngineConfig
+from .errors import HeliosError, InvalidRequestError
+from .kv import LayerLengths
+from .request import Delta, FinishReason, Request, Token
+from .sampling import Sampler, SamplingRow, validate
+from .scheduler import Scheduler
+from .sequence import Sequence, Status
+from .sweep import Sweep
+from .text.detokenizer import TextStream
+from .text.stop import StopMatcher
+
+Deliver = Callable[[Delta], None]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Cumulative counters since the engine was loaded, and what it holds now."""
+
+    sweeps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that were started."""
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    cancelled_requests: int = 0
+    failed_requests: int = 0
+    sum_logprob: float = 0.0
+    """Of the generated tokens; perplexity is exp(-sum_logprob / generated_tokens)."""
+    sum_confidence: float = 0.0
+    busy_s: float = 0.0
+    """Time spent in sweeps."""
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes held on the device by use, and "capacity"."""
+
+
+class Engine:
+    """One model, its KV cache and its queue."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.config = parts.config
+        self.spec = parts.spec
+        self.tokenizer = parts.tokenizer
+        self.device = parts.device
+        self.tier = parts.tier
+        self.context = parts.context
+        self._executor = parts.executor
+        self._source, self._sink = parts.source(), parts.sink()
+        self._pool = parts.kv.pool
+        self._layers = range(self.spec.n_layers)
+        self._scheduler = Scheduler(self._pool, self._layers, self.config.max_sequences, self.config.prefill_rows)
+        self._sampler = Sampler(self.spec.vocab_size, self.device.torch_device)
+        self._sequences: dict[str, Sequence] = {}
+        self._stats = EngineStats()
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[int], None] | None = None) -> "Engine":
+        """Read the model and reserve its memory. Raises as ``build.build``; ``progress`` is told of bytes read."""
+        return cls(build(config, progress))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no place in a sweep yet."""
+        return len(self._scheduler.waiting)
+
+    def prepare(self, request: Request, deliver: Deliver) -> Sequence:
+        """Check a request and make its sequence, without admitting it. Changes nothing, so any thread may call it.
+
+        Raises InvalidRequestError that names the field, the value and the limit.
+        """
+        params = validate(request.params, self.spec.vocab_size)
+        n_prompt, n_done = len(request.prompt_ids), len(request.generated)
+        if n_prompt == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
+        if n_prompt >= self.context:
+            raise InvalidRequestError(
+                f"the prompt has {n_prompt} tokens; this model is served with a context of {self.context} tokens, "
+                "prompt and output together. Shorten the prompt",
+                "prompt",
+            )
+        if not all(0 <= token < self.spec.vocab_size for token in request.prompt_ids):
+            raise InvalidRequestError(
+                f"the prompt has a token id outside [0, {self.spec.vocab_size}), the model's vocabulary", "prompt"
+            )
+        room = self.context - n_prompt
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise InvalidRequestError(
+                f"max_tokens is {params.max_tokens} after a prompt of {n_prompt} tokens; the context of {self.context} "
+                f"leaves {room}",
+                "max_tokens",
+            )
+        seed = random.getrandbits(63) if params.seed is None else params.seed
+        params = replace(params, seed=seed, max_tokens=params.max_tokens or room)
+        if n_done >= (params.max_tokens or 0):
+            raise InvalidRequestError(f"the {n_done} generated tokens already reach max_tokens", "generated")
+        return self._sequence(replace(request, params=params), deliver)
+
+    def _sequence(self, request: Request, deliver: Deliver) -> Sequence:
+        params = request.params
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.spec.eos_ids))
+        text = TextStream(self.tokenizer, request.prompt_ids, params.skip_special_tokens)
+        stop = StopMatcher(params.stop, params.include_stop_str_in_output)
+        if request.generated:  # what is released here was delivered by the engine that began the stream
+            stop.push(text.push(request.generated))
+        return Sequence(
+            request=request,
+            params=params,
+            deliver=deliver,
+            kv=LayerLengths(self.spec.n_layers),
+            text=text,
+            stop=stop,
+            tokens=[*request.prompt_ids, *request.generated],
+            output=list(request.generated),
+            stop_ids=frozenset(stop_ids),
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence of ``prepare``. Raises InvalidRequestError if its request id is in use."""
+        request_id = sequence.request.request_id
+        if request_id in self._sequences:
+            raise InvalidRequestError(f"request id '{request_id}' is in use; choose another", "request_id")
+        self._sequences[request_id] = sequence
+        self._scheduler.add(sequence)
+        self._stats.prompt_tokens += sequence.n_prompt
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now and free its blocks. One that is not here may just have ended: nothing happens."""
+        sequence = self._sequences.get(request_id)
+        if sequence:
+            self._stats.cancelled_requests += 1
+            self._finish(sequence, (), sequence.stop.flush(), "cancelled")
+
+    def fail_all(self, error: HeliosError) -> None:
+        """End every request with an error as its reason."""
+        for sequence in list(self._sequences.values()):
+            self._stats.failed_requests += 1
+            self._finish(sequence, (), "", "error", error=error)
+
+    def step(self) -> bool:
+        """Do one sweep and deliver what it produced; False if there was nothing to do."""
+        shares = self._scheduler.schedule()
+        if not shares:
+            return False
+        started = time.perf_counter()
+        sweep = Sweep(self._stats.sweeps, self._layers, shares, self._source, self._sink)
+        logits = self._executor.run(sweep)
+        sampled = [share.sequence for share in shares if share.logit_rows]
+        tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])
+        for sequence, token in zip(sampled, tokens, strict=True):
+            self._accept(sequence, token)
+        self._stats.sweeps += 1
+        self._stats.busy_s += time.perf_counter() - started
+        return True
+
+    def stats(self) -> EngineStats:
+        """A copy of the counters with the present gauges."""
+        return replace(
+            self._stats,
+            running=len(self._scheduler.running),
+            waiting=self.waiting,
+            kv_blocks_used=self._pool.n_blocks - self._pool.free_blocks,
+            kv_blocks_total=self._pool.n_blocks,
+            memory={**self.tier.by_use(), "capacity": self.tier.capacity_bytes},
+        )
+
+    def _accept(self, sequence: Sequence, token: Token) -> None:
+        """Append a token, release the text it makes final, and end the sequence if it is due."""
+        sequence.append(token.id)
+        stats, params, n = self._stats, sequence.params, len(sequence.output)
+        stats.generated_tokens += 1
+        stats.sum_logprob += token.logprob
+        stats.sum_confidence += token.confidence
+        if token.id in sequence.stop_ids and n >= params.min_tokens:
+            text = sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
+            reason = None if token.id in self.spec.eos_ids else token.id
+            return self._finish(sequence, (token,), text, "stop", reason)
+        text = sequence.text.push((token.id,))
+        if n >= params.min_tokens:
+            text = sequence.stop.push(text)
+        if sequence.stop.matched is not None:
+            return self._finish(sequence, (token,), text, "stop", sequence.stop.matched)
+        if n == params.max_tokens:
+            text += sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
+            return self._finish(sequence, (token,), text, "length")
+        return sequence.deliver(Delta(sequence.request.request_id, (token,), text, sequence.usage))
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        tokens: tuple[Token, ...],
+        text: str,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+        error: HeliosError | None = None,
+    ) -> None:
+        if sequence.status is not Status.FINISHED:
+            self._scheduler.remove(sequence)
+        del self._sequences[sequence.request.request_id]
+        self._stats.finished_requests += reason in ("stop", "length")
+        usage = sequence.usage
+        sequence.deliver(Delta(sequence.request.request_id, tokens, text, usage, reason, stop_reason, error))
+
+
+def _sampling_row(sequence: Sequence) -> SamplingRow:
+    below_minimum = len(sequence.output) < sequence.params.min_tokens
+    return SamplingRow(
+        params=sequence.params,
+        position=len(sequence.tokens),
+        prompt_ids=sequence.request.prompt_ids,
+        output_ids=sequence.output,
+        banned_ids=tuple(sequence.stop_ids) if below_minimum else (),
+    )

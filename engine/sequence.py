@@ -1,0 +1,48 @@
+"""A sequence: one request while it is being served."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .kv import LayerLengths
+from .request import Delta, Request, SamplingParams, Usage
+from .text.detokenizer import TextStream
+from .text.stop import StopMatcher
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, KV and text of one request. Compared by identity."""
+
+    request: Request
+    params: SamplingParams
+    """Those of the request with the seed drawn and ``max_tokens`` cut to the context."""
+    deliver: Callable[[Delta], None]
+    kv: LayerLengths
+    text: TextStream
+    stop: StopMatcher
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and output."""
+    output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that end it: end of sequence (unless ignored) and the request's own."""
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.n_prompt, len(self.output))
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.output.append(token)

@@ -1,0 +1,66 @@
+"""A sweep: a set of sequences goes through a range of layers once. All work of the engine is sweeps.
+
+One row of a sequence is a decode step, many are a prefill chunk. Where hidden states come from is the sweep's
+source, what becomes of them its sink; so prefill, decode, catch-up after a change of depth, verification of a
+draft and a pipeline stage's share differ only in these fields.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .batch import Batch, Share
+from .block import normalise
+from .spec import ModelSpec
+from .weights import EmbeddingWeights, HeadWeights
+
+
+class Source(Protocol):
+    """Gives the hidden states [R, H] that enter the first layer of a sweep."""
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+class Sink(Protocol):
+    """Takes the hidden states [R, H] that leave the last layer of a sweep; what it returns is the sweep's result."""
+
+    def __call__(self, batch: Batch, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    number: int
+    layers: range
+    shares: Seq[Share]
+    source: Source
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedTokens:
+    """Source: the embeddings of the sweep's tokens (and positions, where they are learned)."""
+
+    spec: ModelSpec
+    weights: EmbeddingWeights
+
+    def __call__(self, batch: Batch) -> Tensor:
+        hidden = F.embedding(batch.token_ids, self.weights.tokens)
+        if self.weights.positions is not None:
+            hidden += F.embedding(batch.positions + self.spec.position_offset, self.weights.positions)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class ExitHead:
+    """Sink: final norm and LM head on the rows whose logits are wanted. Returns logits [wanted rows, V]."""
+
+    spec: ModelSpec
+    weights: HeadWeights
+
+    def __call__(self, batch: Batch, hidden: Tensor) -> Tensor:
+        if batch.logit_index is not None:
+            hidden = hidden.index_select(0, batch.logit_index)
+        return F.linear(normalise(self.spec, self.weights.norm, hidden), self.weights.lm_head)

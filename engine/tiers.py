@@ -1,0 +1,63 @@
+"""Tiers: the memories a model is spread over. Every large tensor comes from one, and its bytes are in a ledger."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .config import format_bytes
+from .errors import OutOfMemoryError
+
+Use = Literal["weights", "kv", "activations", "boundary", "workspace", "io"]
+
+
+class Tier:
+    """A memory with a hard limit, e.g. "device", "host". Not thread-safe: one engine thread allocates.
+
+    ``capacity_bytes`` counts everything the engine holds there, workspaces included.
+    """
+
+    def __init__(self, name: str, device: torch.device, capacity_bytes: int) -> None:
+        self.name = name
+        self.device = device
+        self.capacity_bytes = capacity_bytes
+        self._used: Counter[Use] = Counter()
+        self._owners: dict[int, tuple[Use, int]] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._used.values())
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - self.used_bytes
+
+    def by_use(self) -> dict[str, int]:
+        """Bytes held for each use."""
+        return {use: count for use, count in self._used.items() if count}
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype, use: Use) -> Tensor:
+        """An uninitialised contiguous tensor. Raises OutOfMemoryError, and takes nothing, if it does not fit."""
+        size = math.prod(shape) * dtype.itemsize
+        self.require(size, use)
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        self._owners[tensor.data_ptr()] = (use, size)
+        self._used[use] += size
+        return tensor
+
+    def free(self, tensor: Tensor) -> None:
+        """Give a tensor of ``allocate`` back. The caller drops its last reference to it."""
+        use, size = self._owners.pop(tensor.data_ptr())
+        self._used[use] -= size
+
+    def require(self, size: int, use: Use) -> None:
+        """Raise OutOfMemoryError unless ``size`` more bytes fit."""
+        if size > self.free_bytes:
+            raise OutOfMemoryError(
+                f"tier '{self.name}' has {format_bytes(self.free_bytes)} left of {format_bytes(self.capacity_bytes)}; "
+                f"{format_bytes(size)} more were asked for {use}. Raise the memory limit, lower kv_tokens or "
+                f"max_sequences, or use a smaller model or dtype"
+            )
