@@ -7,11 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .checkpoint.check import check
 from .checkpoint.index import Checkpoint
-from .checkpoint.layout import Group, attention_group, embedding_group, head_group, mlp_group
-from .checkpoint.load import plan_reads
-from .checkpoint.reader import read_many
+from .checkpoint.layout import Group, attention_group, check, embedding_group, head_group, mlp_group
+from .checkpoint.reader import plan_reads, read_many
 from .device import Device
 from .spec import ModelSpec
 from .tiers import Tier
@@ -98,7 +96,7 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, layers: range) -> int:
     """Bytes of embedding, the layers of the range, final norm and LM head."""
     groups = [embedding_group(spec), head_group(spec)]
     groups += [group(spec, layer) for layer in layers for group in (attention_group, mlp_group)]
-    return sum(tensor.elements for group in groups for tensor in group) * dtype.itemsize
+    return sum(tensor.size for group in groups for tensor in group) * dtype.itemsize
 
 
 def load_resident(
@@ -121,7 +119,7 @@ def load_resident(
         for group in groups:
             home = {t.name: tier.allocate(t.shape, device.dtype, "weights") for t in group}
             host = {name: device.host_buffer(tensor) for name, tensor in home.items()}
-            jobs += plan_reads(checkpoint, spec, group, device.dtype, lambda name, _, host=host: host[name])[1]
+            jobs += plan_reads(checkpoint, group, host)
             homes.append(home)
             staged += [(host[name], home[name]) for name in home]
         read_many(jobs, progress=progress)
