@@ -64,7 +64,7 @@ class Sampler:
         top = self._top_logprobs(raw, log_sum, rows)
         # One transfer; float64 holds token ids exactly.
         table = torch.cat((chosen[:, None].double(), logprob.double(), confidence.double()), 1).tolist()
-        return [_token(i, int(id), p, c, top.get(i, ())) for i, (id, p, c) in enumerate(table)]
+        return [_token(i, int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
 
     def _choose(
         self, raw: Tensor, best: Tensor, probability: Tensor, confidence: Tensor, rows: Sequence[SamplingRow]
