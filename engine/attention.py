@@ -41,7 +41,7 @@ class AttentionGroup(Protocol):
     @property
     def rows(self) -> slice: ...
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
         """Attention output [rows, q_size] from rotated qkv [R, q_size + 2 * kv_size], whose K and V are stored."""
         ...
 
@@ -58,10 +58,10 @@ class DecodeGroup:
     mask: Tensor | None
     """Additive [B, 1, 1, length]; None when all are equally long."""
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
         b = self.rows.stop - self.rows.start
         query = qkv[self.rows, : spec.q_size].view(b, spec.n_kv_heads, -1, spec.head_dim)  # [B, n_kv, group, d]
-        keys, values = _gather(spec, kv, layer, self.chunks, b, self.length, scratch)
+        keys, values = kv.gather(layer, self.chunks, b, self.length)
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
         return out.reshape(b, spec.q_size)
 
@@ -77,14 +77,14 @@ class ChunkGroup:
     mask: Tensor | None
     """Additive [count, length]; None: causal from the first position."""
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int, scratch: Tensor) -> Tensor:
+    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
         count, n_kv, d = self.rows.stop - self.rows.start, spec.n_kv_heads, spec.head_dim
         query = qkv[self.rows, : spec.q_size].view(count, n_kv, -1, d).permute(1, 2, 0, 3)  # [n_kv, group, S, d]
         if self.chunks is None:
             own = qkv[self.rows, spec.q_size :].view(count, 2, n_kv, d).permute(1, 2, 0, 3)  # [2, n_kv, S, d]
             keys, values = own[0], own[1]
         else:
-            keys, values = (x[0] for x in _gather(spec, kv, layer, self.chunks, 1, self.length, scratch))
+            keys, values = (x[0] for x in kv.gather(layer, self.chunks, 1, self.length))
         shape = (n_kv, query.shape[1], self.length, d)  # the group's heads read one K and V: stride 0
         out = F.scaled_dot_product_attention(
             query,
@@ -96,29 +96,12 @@ class ChunkGroup:
         return out.permute(2, 0, 1, 3).reshape(count, spec.q_size)
 
 
-def _gather(
-    spec: ModelSpec, kv: KVCache, layer: int, chunks: Tensor, b: int, length: int, scratch: Tensor
-) -> tuple[Tensor, Tensor]:
-    """K and V [B, n_kv, length, d] of the given chunks, as views of the scratch buffer."""
-    width = BLOCK * spec.head_dim
-    out = scratch[: chunks.numel() * width].view(-1, width)
-    kv.gather(layer, chunks, out)
-    both = out.view(2, b, spec.n_kv_heads, -1, spec.head_dim)[:, :, :, :length]
-    return both[0], both[1]
-
-
 class AttentionPlanner:
-    """Forms the attention groups of a sweep. ``scratch`` is as large as its largest group can need."""
+    """Forms the attention groups of a sweep, none of them larger than the KV cache's scratch buffer."""
 
-    def __init__(self, kv: KVCache, device: Device, dtype: torch.dtype, scratch_blocks: int) -> None:
+    def __init__(self, kv: KVCache, device: Device) -> None:
         self.kv = kv
         self.device = device
-        self.dtype = dtype
-        self.scratch_blocks = scratch_blocks
-
-    @staticmethod
-    def scratch_elements(spec: ModelSpec, scratch_blocks: int) -> int:
-        return scratch_blocks * BLOCK * spec.kv_elements_per_token
 
     def plan(self, decodes: list[Span], chunks: list[Span], window: int | None) -> list[AttentionGroup]:
         """Groups for one row of each of ``decodes`` (sorted by length) and for each of ``chunks``."""
@@ -133,7 +116,7 @@ class AttentionPlanner:
         for span in spans:
             blocks = blocks_for(span.length) - _first_block(span.start, window)
             padded = (len(groups[-1]) + 1) * blocks if groups else 0
-            if not groups or padded > self.scratch_blocks or padded > (1 + WASTE) * (own + blocks) + 4:
+            if not groups or padded > self.kv.scratch_blocks or padded > (1 + WASTE) * (own + blocks) + 4:
                 groups.append([])
                 own = 0
             groups[-1].append(span)
@@ -171,7 +154,7 @@ class AttentionPlanner:
         return ChunkGroup(rows, chunks, len(keys), self._additive(hidden))
 
     def _additive(self, hidden: np.ndarray) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device.torch_device)
+        mask = torch.zeros(hidden.shape, dtype=self.device.dtype, device=self.device.torch_device)
         return mask.masked_fill_(self.device.index(hidden), float("-inf"))
 
 

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from .attention import AttentionPlanner
 from .batch import BatchBuilder
+from .block import DecoderBlock
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig, format_bytes
 from .device import Device, open_device
 from .errors import ConfigError, OutOfMemoryError
 from .executor import Executor
-from .kv import BLOCK, KVCache, block_bytes, blocks_for
+from .kv import BLOCK, KVCache, block_bytes, blocks_for, scratch_bytes
 from .rope import Rope
 from .spec import ModelSpec
 from .sweep import EmbedTokens, ExitHead
@@ -48,7 +47,7 @@ class Parts:
         return EmbedTokens(self.spec, self.weights.embedding)
 
     def sink(self) -> ExitHead:
-        return ExitHead(self.spec, self.weights.head)
+        return ExitHead(self.spec, self.device, self.weights.head)
 
 
 def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
@@ -69,12 +68,10 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     tier = Tier("device", device.torch_device, capacity)
     n_blocks, scratch_blocks = _layout(config, spec, context, device, capacity)
     weights = load_resident(checkpoint, spec, device, tier, progress)
-    scratch = _scratch(spec, device, tier, scratch_blocks)
-    kv = KVCache(spec, spec.n_layers, n_blocks, device.dtype, tier)
-    planner = AttentionPlanner(kv, device, device.dtype, scratch_blocks)
+    kv = KVCache(spec, spec.n_layers, n_blocks, scratch_blocks, device.dtype, tier)
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
-    batches = BatchBuilder(spec, planner, rope, device)
-    executor = Executor(spec, weights.layers, kv, batches, scratch)
+    batches = BatchBuilder(spec, AttentionPlanner(kv, device), rope, device)
+    executor = Executor(DecoderBlock(spec, device, kv), weights.layers, batches)
     return Parts(config, spec, tokenizer, device, tier, weights, kv, executor, context)
 
 
@@ -99,7 +96,7 @@ def _layout(config: EngineConfig, spec: ModelSpec, context: int, device: Device,
     weights = weight_bytes(spec, device.dtype, range(spec.n_layers))
     per_block = block_bytes(spec, device.dtype, spec.n_layers)
     scratch_blocks = max(blocks_for(context), SCRATCH_BLOCKS)
-    scratch = AttentionPlanner.scratch_elements(spec, scratch_blocks) * device.dtype.itemsize
+    scratch = scratch_bytes(spec, device.dtype, scratch_blocks)
     work = activation_bytes(spec, config, device)
     asked = config.kv_tokens or max(config.max_sequences * TYPICAL_LENGTH, context)
     room = (capacity - weights - scratch - work) // per_block
@@ -120,7 +117,3 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device) -> i
     width = 4 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
     logits = config.max_sequences * spec.vocab_size * 4 * 4  # the sampler holds about four float32 copies
     return rows * width * device.dtype.itemsize + logits
-
-
-def _scratch(spec: ModelSpec, device: Device, tier: Tier, blocks: int) -> Tensor:
-    return tier.allocate((AttentionPlanner.scratch_elements(spec, blocks),), device.dtype, "workspace")

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import psutil
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .config import EngineConfig
@@ -30,6 +31,10 @@ class Device(ABC):
     @abstractmethod
     def index(self, values: np.ndarray) -> Tensor:
         """A small integer array as a tensor on the device; the copy overlaps with compute where it can."""
+
+    @abstractmethod
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """rows [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
 
     @abstractmethod
     def host_buffer(self, tensor: Tensor) -> Tensor:
@@ -55,9 +60,21 @@ class CpuDevice(Device):
         self.torch_device = torch.device("cpu")
         self.dtype = dtype
         torch.set_num_threads(threads)
+        self._gemv = dtype == torch.bfloat16
 
     def index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values)
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not self._gemv or rows.shape[0] > 1:
+            return F.linear(rows, weight, bias)
+        # For one row torch's own product streams bf16 weights from memory 1.7 times as fast as oneDNN's, which is
+        # told apart only by this switch (70 ns). Another thread's product that falls between is right as well.
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return F.linear(rows, weight, bias)
+        finally:
+            torch._C._set_mkldnn_enabled(True)
 
     def host_buffer(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -81,6 +98,9 @@ class CudaDevice(Device):
 
     def index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(rows, weight, bias)
 
     def host_buffer(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from .batch import BatchBuilder
-from .block import decoder_block
-from .kv import KVCache
-from .spec import ModelSpec
+from .block import DecoderBlock
 from .sweep import Sweep
 from .weights import LayerSource
 
@@ -14,15 +12,10 @@ from .weights import LayerSource
 class Executor:
     """Runs sweeps of one model on one device."""
 
-    def __init__(
-        self, spec: ModelSpec, layers: LayerSource, kv: KVCache, batches: BatchBuilder, scratch: Tensor
-    ) -> None:
-        """``scratch`` is a flat workspace of ``AttentionPlanner.scratch_elements``."""
-        self.spec = spec
+    def __init__(self, block: DecoderBlock, layers: LayerSource, batches: BatchBuilder) -> None:
+        self.block = block
         self.layers = layers
-        self.kv = kv
         self.batches = batches
-        self.scratch = scratch
 
     @torch.inference_mode()
     def run(self, sweep: Sweep) -> Tensor:
@@ -32,7 +25,7 @@ class Executor:
         for layer in sweep.layers:
             weights = self.layers.acquire(layer)
             try:
-                hidden = decoder_block(self.spec, weights, hidden, batch, self.kv, layer, self.scratch)
+                hidden = self.block(weights, hidden, batch, layer)
             finally:
                 self.layers.release(layer)
         result = sweep.sink(batch, hidden)

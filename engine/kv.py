@@ -21,6 +21,11 @@ def block_bytes(spec: ModelSpec, dtype: torch.dtype, n_layers: int) -> int:
     return BLOCK * spec.kv_elements_per_token * dtype.itemsize * n_layers
 
 
+def scratch_bytes(spec: ModelSpec, dtype: torch.dtype, scratch_blocks: int) -> int:
+    """Bytes of the buffer that so many blocks of one layer are gathered into."""
+    return block_bytes(spec, dtype, 1) * scratch_blocks
+
+
 def blocks_for(positions: int) -> int:
     """Blocks that hold so many positions."""
     return -(-positions // BLOCK)
@@ -85,13 +90,19 @@ class BlockPool:
 
 
 class KVCache:
-    """The blocks of every layer on one tier, and the row numbers that address them."""
+    """The blocks of every layer on one tier, the row numbers that address them, and a scratch buffer to gather in."""
 
-    def __init__(self, spec: ModelSpec, n_layers: int, n_blocks: int, dtype: torch.dtype, tier: Tier) -> None:
-        """Raises OutOfMemoryError if the pools do not fit the tier."""
+    def __init__(
+        self, spec: ModelSpec, n_layers: int, n_blocks: int, scratch_blocks: int, dtype: torch.dtype, tier: Tier
+    ) -> None:
+        """``scratch_blocks`` is the most that one ``gather`` takes. Raises OutOfMemoryError if it does not fit."""
         self.spec = spec
         self.pool = BlockPool(n_blocks)
+        self.scratch_blocks = scratch_blocks
         tier.require(n_blocks * block_bytes(spec, dtype, n_layers), "kv")
+        tier.require(scratch_bytes(spec, dtype, scratch_blocks), "workspace")
+        elements = scratch_blocks * BLOCK * spec.kv_elements_per_token
+        self._scratch = tier.allocate((elements,), dtype, "workspace")
         shape = (2 * n_blocks * spec.n_kv_heads * BLOCK, spec.head_dim)
         self.layers: list[Tensor] = [tier.allocate(shape, dtype, "kv") for _ in range(n_layers)]
         """Each [2 * n_blocks * n_kv_heads * 64, head_dim]: one row a (K or V, block, head, position)."""
@@ -115,6 +126,13 @@ class KVCache:
         """Store K and V heads [R * 2 * n_kv_heads, head_dim] at ``rows`` of ``write_rows``."""
         self.layers[layer].index_copy_(0, rows, heads)
 
-    def gather(self, layer: int, chunks: Tensor, out: Tensor) -> None:
-        """Copy the chunks of ``gather_rows`` into ``out`` [len(chunks), 64 * head_dim]."""
-        torch.index_select(self.layers[layer].view(-1, BLOCK * self.spec.head_dim), 0, chunks, out=out)
+    def gather(self, layer: int, chunks: Tensor, sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        """K and V [sequences, n_kv_heads, length, head_dim] from the chunks of ``gather_rows``.
+
+        Views of the scratch buffer: valid until the next call.
+        """
+        width = BLOCK * self.spec.head_dim
+        out = self._scratch[: chunks.numel() * width].view(-1, width)
+        torch.index_select(self.layers[layer].view(-1, width), 0, chunks, out=out)
+        both = out.view(2, sequences, self.spec.n_kv_heads, -1, self.spec.head_dim)[:, :, :, :length]
+        return both[0], both[1]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batch import Batch, Share
 from .block import normalise
+from .device import Device
 from .spec import ModelSpec
 from .weights import EmbeddingWeights, HeadWeights
 
@@ -58,9 +59,10 @@ class ExitHead:
     """Sink: final norm and LM head on the rows whose logits are wanted. Returns logits [wanted rows, V]."""
 
     spec: ModelSpec
+    device: Device
     weights: HeadWeights
 
     def __call__(self, batch: Batch, hidden: Tensor) -> Tensor:
         if batch.logit_index is not None:
             hidden = hidden.index_select(0, batch.logit_index)
-        return F.linear(normalise(self.spec, self.weights.norm, hidden), self.weights.lm_head)
+        return self.device.linear(normalise(self.spec, self.weights.norm, hidden), self.weights.lm_head)
