@@ -36,6 +36,8 @@ class EngineStats:
     sum_confidence: float = 0.0
     busy_s: float = 0.0
     """Time spent in sweeps."""
+    preemptions: int = 0
+    """Times a running sequence gave its KV blocks back and had to be prefilled again."""
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
@@ -71,6 +73,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request of that id waits or runs."""
+        return request_id in self._sequences
 
     @property
     def waiting(self) -> int:
@@ -170,6 +176,7 @@ class Engine:
         """A copy of the counters with the present gauges."""
         return replace(
             self._stats,
+            preemptions=self._scheduler.preemptions,
             running=len(self._scheduler.running),
             waiting=self.waiting,
             kv_blocks_used=self._pool.n_blocks - self._pool.free_blocks,

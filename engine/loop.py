@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from .engine import Deliver, Engine, EngineStats
-from .errors import EngineDeadError, HeliosError, OverloadedError
+from .errors import EngineDeadError, HeliosError, InvalidRequestError, OverloadedError
 from .request import Request
 from .sequence import Sequence
 
@@ -44,10 +44,13 @@ class EngineLoop:
         Raises InvalidRequestError, OverloadedError when ``max_queued`` requests wait, EngineDeadError.
         """
         sequence = self.engine.prepare(request, deliver)
+        request_id = request.request_id
         limit = self.engine.config.max_queued
         with self._condition:
             if self.error or self._closing:
                 raise EngineDeadError(str(self.error or "the engine is shutting down; try another replica"))
+            if self.engine.has(request_id) or any(s.request.request_id == request_id for s in self._inbox):
+                raise InvalidRequestError(f"request id '{request_id}' is in use; choose another", "request_id")
             waiting = len(self._inbox) + self.engine.waiting
             idle = self.engine.config.max_sequences - self._stats.running
             if waiting >= limit + max(idle, 0):
@@ -87,14 +90,11 @@ class EngineLoop:
         with self._condition:
             while not (self._inbox or self._cancelled or self.engine.has_work or self._closing):
                 self._condition.wait()
-            arrived, cancelled = list(self._inbox), list(self._cancelled)
-            self._inbox.clear()
-            self._cancelled.clear()
+            while self._inbox:
+                self.engine.add(self._inbox.popleft())
+            while self._cancelled:
+                self.engine.cancel(self._cancelled.popleft())
             closing = self._closing
-        for sequence in arrived:
-            self.engine.add(sequence)
-        for request_id in cancelled:
-            self.engine.cancel(request_id)
         if closing and (not self.engine.has_work or time.monotonic() >= self._deadline):
             self.engine.fail_all(EngineDeadError("the engine was shut down before the request was finished"))
             return False
@@ -103,9 +103,7 @@ class EngineLoop:
     def _die(self, error: HeliosError) -> None:
         with self._condition:
             self.error = error
-            arrived = list(self._inbox)
-            self._inbox.clear()
-        for sequence in arrived:
-            self.engine.add(sequence)
+            while self._inbox:
+                self.engine.add(self._inbox.popleft())
         self.engine.fail_all(error)
         self._stats = self.engine.stats()

@@ -22,6 +22,7 @@ class Scheduler:
         self.prefill_rows = prefill_rows
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -84,6 +85,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
         self.running.remove(sequence)
         self._free(sequence)
         sequence.status = Status.WAITING
