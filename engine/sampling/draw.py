@@ -42,20 +42,15 @@ def is_ranked(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0
 
 
-def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Softmax of ``logits`` [R, W] at ``temperature`` [R, 1] > 0, in float32."""
-    # The largest becomes 0 before the division, which a tiny temperature would otherwise overflow.
-    shifted = logits - logits.amax(-1, keepdim=True)
-    return shifted.div_(temperature.to(logits.dtype)).softmax(-1)
+def draw_unranked(weights: Tensor, min_p: Sequence[float], uniforms: Tensor) -> Tensor:
+    """Draw in proportion to ``weights`` [R, W], which are set to 0 below ``min_p`` times the largest.
 
-
-def draw_unranked(probability: Tensor, min_p: Sequence[float], uniforms: Tensor) -> Tensor:
-    """Draw from ``probability`` [R, W] without what is below ``min_p`` times the likeliest; ``uniforms`` [R] -> [R]."""
+    ``uniforms`` [R] float64 -> token ids [R].
+    """
     if any(min_p):
-        share = torch.tensor(min_p, dtype=probability.dtype, device=probability.device)[:, None]
-        floor = share * probability.amax(-1, keepdim=True)
-        probability = probability.masked_fill(probability < floor, 0.0)
-    return inverse_cdf(probability, uniforms)
+        share = torch.tensor(min_p, dtype=weights.dtype, device=weights.device)[:, None]
+        weights.masked_fill_(weights < share * weights.amax(-1, keepdim=True), 0.0)
+    return inverse_cdf(weights, uniforms)
 
 
 def draw_ranked(logits: Tensor, filters: Filters, width: int) -> Tensor:

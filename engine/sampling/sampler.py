@@ -14,9 +14,13 @@ from torch import Tensor
 from ..errors import HeliosError
 from ..request import SamplingParams, Token
 from . import penalties
-from .draw import FIRST_WIDTH, SLACK, Filters, draw_ranked, draw_unranked, is_ranked, probabilities
+from .draw import FIRST_WIDTH, SLACK, Filters, draw_ranked, draw_unranked, is_ranked
+from .scratch import MAX_ROWS, Scratch
 from .uniform import uniform
-from .wide import argmax, candidates, padded
+from .wide import argmax, candidates
+
+SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""Below it float32 has no reciprocal; the draw is among the likeliest alone long before."""
 
 
 @dataclass(slots=True)
@@ -36,84 +40,111 @@ class SamplingRow:
 class Sampler:
     """Chooses one token per row. A row's token depends on its own logits and its ``SamplingRow`` alone.
 
-    Working memory: about four float32 copies of the logits while ``sample`` runs, none between calls.
+    Not for two threads at once: it works in buffers of its own.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._scratch = Scratch(vocab_size, self.device)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Most that this sampler keeps on its device between calls."""
+        return self._scratch.max_bytes
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Token]:
         """The next token of each row from ``logits`` [R, V] of any floating type. ``logits`` is not changed.
 
-        Raises HeliosError when a row's logits are not finite, ValueError when shapes do not match.
+        Raises HeliosError when a row's logits are not finite, ValueError when shapes do not match or a seed is missing.
         """
         if logits.shape != (len(rows), self.vocab_size):
             raise ValueError(f"logits are {tuple(logits.shape)}; expected ({len(rows)}, {self.vocab_size})")
-        if not rows:
-            return []
-        raw = padded(logits)  # [R, W]
+        tokens: list[Token] = []
+        for first in range(0, len(rows), MAX_ROWS):
+            part = slice(first, first + MAX_ROWS)
+            tokens += self._sample(logits[part], rows[part], first)
+        return tokens
+
+    def _sample(self, logits: Tensor, rows: Sequence[SamplingRow], first: int) -> list[Token]:
+        """``sample`` for at most MAX_ROWS rows, the ``first`` of which has that number in the whole batch."""
+        raw = self._scratch.load(logits)  # [R, W]
         best = argmax(raw)  # [R]
-        probability = raw.softmax(-1)  # [R, W]
+        probability = self._softmax(raw)  # [R, W]
         confidence = probability.gather(1, best[:, None])  # [R, 1]
         # The largest probability is 1 / sum(exp(raw - largest)), so the normaliser costs no further pass.
         log_sum = raw.gather(1, best[:, None]) - confidence.log()  # [R, 1]
+        top = self._top_logprobs(raw, log_sum, rows)
         chosen = self._choose(raw, best, probability, confidence, rows)  # [R]
         logprob = raw.gather(1, chosen[:, None]) - log_sum  # [R, 1]
-        top = self._top_logprobs(raw, log_sum, rows)
         # One transfer; float64 holds token ids exactly.
         table = torch.cat((chosen[:, None].double(), logprob.double(), confidence.double()), 1).tolist()
-        return [_token(i, int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
+        return [_token(first + i, int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
 
     def _choose(
         self, raw: Tensor, best: Tensor, probability: Tensor, confidence: Tensor, rows: Sequence[SamplingRow]
     ) -> Tensor:
         """Token ids [R]. ``best``, ``probability`` and ``confidence`` are those of the raw logits."""
-        edited = [i for i, row in enumerate(rows) if penalties.changes_logits(row.params, row.banned_ids)]
+        adjusted = [i for i, row in enumerate(rows) if penalties.changes_logits(row.params, row.banned_ids)]
         sampled = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-        if not edited and not sampled:
+        if not adjusted and not sampled:
             return best
         logits, chosen = raw, best.clone()
-        if edited:
-            logits = raw.clone()
-            for i in edited:
-                row = rows[i]
-                penalties.apply(logits[i], row.params, row.prompt_ids, row.output_ids, row.banned_ids)
-            chosen[edited] = argmax(logits[edited])
-        plain = {i for i in sampled if rows[i].params.temperature == 1.0}.difference(edited)
-        ranked = [i for i in sampled if is_ranked(rows[i].params)]
+        if adjusted:
+            logits = self._adjust(raw, rows, adjusted)
+            chosen[adjusted] = argmax(self._scratch.pick(logits, adjusted))
+        # Rows whose distribution is still the raw one.
+        plain = {i for i in sampled if rows[i].params.temperature == 1.0}.difference(adjusted)
         unranked = [i for i in sampled if not is_ranked(rows[i].params)]
         if unranked:
             reuse = plain.issuperset(unranked)
-            p = _take(probability, unranked) if reuse else self._probabilities(logits, rows, unranked)
+            weights = self._scratch.pick(probability, unranked) if reuse else self._tempered(logits, rows, unranked)
             uniforms = self._column([_uniform(rows[i]) for i in unranked])[:, 0]
-            chosen[unranked] = draw_unranked(p, [rows[i].params.min_p for i in unranked], uniforms)
+            chosen[unranked] = draw_unranked(weights, [rows[i].params.min_p for i in unranked], uniforms)
+        ranked = [i for i in sampled if is_ranked(rows[i].params)]
         if ranked:
             mass = 1.0 / confidence.double()  # [R, 1]
-            tempered = [i for i in ranked if i not in plain and rows[i].params.top_k == 0]
-            if tempered:
-                peak = self._probabilities(logits, rows, tempered).amax(-1, keepdim=True)
-                mass[tempered] = 1.0 / peak.double()
+            open_ended = [i for i in ranked if i not in plain and rows[i].params.top_k == 0]
+            if open_ended:
+                mass[open_ended] = 1.0 / self._tempered(logits, rows, open_ended).amax(-1, keepdim=True).double()
             chosen[ranked] = self._draw_ranked(logits, mass, rows, ranked)
         return chosen
 
-    def _draw_ranked(self, logits: Tensor, mass: Tensor, rows: Sequence[SamplingRow], ranked: list[int]) -> Tensor:
-        params = [rows[i].params for i in ranked]
-        off = logits.shape[1] + 1
+    def _adjust(self, raw: Tensor, rows: Sequence[SamplingRow], index: list[int]) -> Tensor:
+        """A copy of the logits [R, W] with bias, penalties and bans applied to the rows of ``index``."""
+        logits = self._scratch.rows("adjusted", len(raw)).copy_(raw)
+        for i in index:
+            row = rows[i]
+            penalties.apply(logits[i], row.params, row.prompt_ids, row.output_ids, row.banned_ids)
+        return logits
+
+    def _draw_ranked(self, logits: Tensor, mass: Tensor, rows: Sequence[SamplingRow], index: list[int]) -> Tensor:
+        params = [rows[i].params for i in index]
+        off = self._scratch.width + 1
         filters = Filters(
             temperature=self._column([p.temperature for p in params]),
-            top_k=torch.tensor([p.top_k or off for p in params], device=self.device)[:, None].clamp_(max=off),
+            top_k=torch.tensor([min(p.top_k or off, off) for p in params], device=self.device)[:, None],
             top_p=self._column([p.top_p for p in params]),
             min_p=self._column([p.min_p for p in params]),
-            uniform=self._column([_uniform(rows[i]) for i in ranked]),
-            mass=_take(mass, ranked),
+            uniform=self._column([_uniform(rows[i]) for i in index]),
+            mass=mass[index],
         )
         width = max(p.top_k + SLACK if p.top_k else FIRST_WIDTH for p in params)
-        return draw_ranked(_take(logits, ranked), filters, width)
+        return draw_ranked(self._scratch.pick(logits, index), filters, width)
 
-    def _probabilities(self, logits: Tensor, rows: Sequence[SamplingRow], index: list[int]) -> Tensor:
-        return probabilities(_take(logits, index), self._column([rows[i].params.temperature for i in index]))
+    def _tempered(self, logits: Tensor, rows: Sequence[SamplingRow], index: list[int]) -> Tensor:
+        """Probabilities [len(index), W] of the rows of ``index`` at their temperatures. Overwrites the raw ones."""
+        picked = self._scratch.pick(logits, index)
+        scaled = self._scratch.rows("scaled", len(index))
+        # The largest becomes 0 before the division, which a tiny temperature would otherwise overflow.
+        torch.sub(picked, picked.amax(-1, keepdim=True), out=scaled)
+        temperatures = [max(rows[i].params.temperature, SMALLEST_TEMPERATURE) for i in index]
+        scaled /= self._column(temperatures).float()  # a float64 divisor would take a path ten times slower
+        return self._softmax(scaled)
+
+    def _softmax(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1, out=self._scratch.rows("probability", len(x)))
 
     def _top_logprobs(
         self, raw: Tensor, log_sum: Tensor, rows: Sequence[SamplingRow]
@@ -123,23 +154,15 @@ class Sampler:
         if not asking:
             return {}
         counts = [min(rows[i].params.logprobs or 0, self.vocab_size) for i in asking]
-        width = min(max(counts) + SLACK, raw.shape[1])  # beyond the count, so that equals come in order of their ids
-        values, ids = candidates(_take(raw, asking), width)
-        values -= _take(log_sum, asking)
-        pairs = zip(ids.tolist(), values.tolist(), strict=True)
-        return {
-            i: tuple(zip(ids[:count], values[:count], strict=True))
-            for i, count, (ids, values) in zip(asking, counts, pairs, strict=True)
-        }
+        width = min(max(counts) + SLACK, self._scratch.width)  # so that equals come in order of their ids
+        values, ids = candidates(self._scratch.pick(raw, asking), width)
+        values -= log_sum[asking]
+        pairs = zip(asking, counts, ids.tolist(), values.tolist(), strict=True)
+        return {i: tuple(zip(ids[:count], values[:count], strict=True)) for i, count, ids, values in pairs}
 
     def _column(self, numbers: list[float]) -> Tensor:
         """[R] numbers as a float64 column [R, 1]."""
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)[:, None]
-
-
-def _take(x: Tensor, index: list[int]) -> Tensor:
-    """Rows of ``x`` in rising order of ``index``; ``x`` itself, uncopied, when that is all of them."""
-    return x if len(index) == len(x) else x[index]
 
 
 def _uniform(row: SamplingRow) -> float:

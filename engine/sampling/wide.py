@@ -11,18 +11,6 @@ BLOCK = 128
 """Columns in a block; the width of every row here is a multiple of it."""
 
 
-def padded(logits: Tensor) -> Tensor:
-    """``logits`` [R, V] as float32 [R, W], W the next multiple of BLOCK, the columns added being -inf."""
-    rows, vocab = logits.shape
-    if vocab % BLOCK == 0:
-        return logits.to(torch.float32)
-    width = -(-vocab // BLOCK) * BLOCK
-    wide = torch.empty(rows, width, dtype=torch.float32, device=logits.device)
-    wide[:, :vocab] = logits
-    wide[:, vocab:] = float("-inf")
-    return wide
-
-
 def argmax(x: Tensor) -> Tensor:
     """Index of each row's largest element, the first one of equals. [R, W] -> [R]."""
     blocks = x.view(len(x), -1, BLOCK)  # [R, B, BLOCK]
