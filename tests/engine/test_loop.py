@@ -17,7 +17,7 @@ LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
-@pytest.fixture()
+@pytest.fixture
 def loop(tiny_model: Callable[[str], Path]) -> Iterator[EngineLoop]:
     config = EngineConfig(str(tiny_model("llama")), dtype="float32", max_sequences=2, max_queued=3)
     made = EngineLoop(Engine.load(config))
@@ -51,10 +51,12 @@ def test_requests_of_many_threads_all_finish(loop: EngineLoop) -> None:
 
 
 def test_a_full_queue_refuses_one_more_request(loop: EngineLoop) -> None:
-    inboxes = [Inbox() for _ in range(30)]
+    def submit_30() -> None:
+        for i in range(30):
+            loop.submit(Request(f"r{i}", (5, 6), LONG), Inbox())
+
     with pytest.raises(OverloadedError, match="limit is 3") as refusal:
-        for i, inbox in enumerate(inboxes):
-            loop.submit(Request(f"r{i}", (5, 6), LONG), inbox)
+        submit_30()
     assert refusal.value.retry_after_s > 0
     for i in range(30):
         loop.cancel(f"r{i}")
