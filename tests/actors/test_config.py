@@ -64,7 +64,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path, text, said):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere.yaml does not exist"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml does not exist"):
         load_config(tmp_path / "nowhere.yaml")
 
 
