@@ -59,8 +59,12 @@ def _from_json(data: dict[str, Any]) -> PerformanceTable:
         raise ValueError(f"version is {data['version']}, this program writes {VERSION}")
     table = PerformanceTable(fingerprints=dict(data["fingerprints"]))
     for row in data["sums"]:
-        table.sums[(row.pop("model"), int(row.pop("depth")))] = Counters(**row)
+        key = (row.pop("model"), int(row.pop("depth")))
+        table.sums[key] = Counters(**row)
     for row in data["readings"]:
-        counters = {int(entry.pop("depth")): Counters(**entry) for entry in row["counters"]}
-        table.readings[(row["model"], int(row["replica"]))] = Reading(int(row["epoch"]), counters)
+        reading = Reading(int(row["epoch"]), {})
+        for entry in row["counters"]:
+            depth = int(entry.pop("depth"))
+            reading.counters[depth] = Counters(**entry)
+        table.readings[(row["model"], int(row["replica"]))] = reading
     return table
