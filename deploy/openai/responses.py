@@ -142,9 +142,9 @@ class TextShape(Shape):
             offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "token_logprobs": [finite(token.logprob) for token in tokens],
             "top_logprobs": [
-                {token_text(vocabulary, token_id): _finite(logprob) for token_id, logprob in token.top_logprobs}
+                {token_text(vocabulary, token_id): finite(logprob) for token_id, logprob in token.top_logprobs}
                 for token in tokens
             ],
             "text_offset": offsets,
@@ -177,10 +177,10 @@ def _choice(index: int, logprobs: Json | None, finish: FinishReason | None, **co
 def _chat_token(vocabulary: Vocabulary, token_id: int, logprob: float) -> Json:
     return {
         "token": token_text(vocabulary, token_id),
-        "logprob": _finite(logprob),
+        "logprob": finite(logprob),
         "bytes": list(vocabulary.token_bytes(token_id)),
     }
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
