@@ -14,7 +14,7 @@ from engine.request import SamplingParams
 
 from ..openai.body import decode_json
 from ..openai.fields import REFUSED, shown
-from ..openai.messages import ChatMessage, messages
+from ..openai.messages import ChatMessage, parse_messages
 from ..openai.protocol import ChatRequest, CompletionRequest
 from ..openai.sampling import Sampling, validated
 
@@ -26,7 +26,7 @@ class BatchFields(Sampling):
     """The fields of a line that have a meaning here."""
 
     prompt: str | None = None
-    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(messages)] | None = None
+    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)] | None = None
     prompt_ids: list[Annotated[int, Field(ge=0)]] | None = None
     logprobs: int | None = None
 

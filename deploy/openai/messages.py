@@ -17,7 +17,7 @@ ChatMessage = dict[str, str]
 """As chat templates take it: role, content, and name if the client gave one."""
 
 
-def messages(value: Any) -> tuple[ChatMessage, ...]:
+def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
     """The messages of a chat request. Raises InvalidRequestError naming the message, the field and what is allowed."""
     if not isinstance(value, list) or not value:
         raise InvalidRequestError(

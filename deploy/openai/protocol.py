@@ -10,7 +10,7 @@ from engine.errors import InvalidRequestError
 from engine.request import SamplingParams
 
 from .fields import served_fields, shown
-from .messages import ChatMessage, messages
+from .messages import ChatMessage, parse_messages
 from .sampling import Sampling, is_count, validated
 
 AUTO = "auto"
@@ -77,7 +77,7 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """A body of /v1/chat/completions."""
 
-    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(messages)]
+    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_completion_tokens: int | None = None

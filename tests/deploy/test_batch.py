@@ -110,8 +110,8 @@ def test_two_runs_cannot_write_one_file(tmp_path):
 def test_an_output_of_something_else_is_not_resumed(tmp_path, text, context):
     with Output(tmp_path / "o") as out:
         out.append(line("a"), CONTEXT, {"text": "x"})
-        with pytest.raises(ConfigError, match="line 1 of another input"):
-            out.done(line(text), context)
+    with Output(tmp_path / "o") as out, pytest.raises(ConfigError, match="line 1 of another input"):
+        out.done(line(text), context)
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path):
