@@ -23,7 +23,7 @@ GROWTH = 8
 
 
 class Filters(NamedTuple):
-    """One column per parameter, [R, 1]; float64 but for ``top_k``, which exceeds the row's width where it is off."""
+    """One column per parameter, [R, 1]; float64 but for ``top_k``, an integer of which 0 is off."""
 
     temperature: Tensor
     top_k: Tensor
@@ -74,8 +74,8 @@ def _kept(values: Tensor, filters: Filters, whole: bool) -> tuple[Tensor, Tensor
     """
     columns = values.shape[1]
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
-    limited = filters.top_k <= columns  # without top-k the limit exceeds any list
-    kth = values.gather(1, filters.top_k.clamp(max=columns) - 1)
+    limited = filters.top_k > 0
+    kth = values.gather(1, filters.top_k.clamp(1, columns) - 1)  # of a list shorter than k the last: not complete
     weights = torch.where(limited & (values < kth), 0.0, weights)
     total = torch.where(limited, weights.sum(-1, keepdim=True), filters.mass)
     before = weights.cumsum(-1) - weights

@@ -73,6 +73,7 @@ class Sampler:
         best = argmax(raw)  # [R]
         probability = self._softmax(raw)  # [R, W]
         confidence = probability.gather(1, best[:, None])  # [R, 1]
+        _check_finite(confidence, first)
         # The largest probability is 1 / sum(exp(raw - largest)), so the normaliser costs no further pass.
         log_sum = raw.gather(1, best[:, None]) - confidence.log()  # [R, 1]
         top = self._top_logprobs(raw, log_sum, rows)
@@ -80,7 +81,7 @@ class Sampler:
         logprob = raw.gather(1, chosen[:, None]) - log_sum  # [R, 1]
         # One transfer; float64 holds token ids exactly.
         table = torch.cat((chosen[:, None].double(), logprob.double(), confidence.double()), 1).tolist()
-        return [_token(first + i, int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
+        return [Token(int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
 
     def _choose(
         self, raw: Tensor, best: Tensor, probability: Tensor, confidence: Tensor, rows: Sequence[SamplingRow]
@@ -121,10 +122,9 @@ class Sampler:
 
     def _draw_ranked(self, logits: Tensor, mass: Tensor, rows: Sequence[SamplingRow], index: list[int]) -> Tensor:
         params = [rows[i].params for i in index]
-        off = self._scratch.width + 1
         filters = Filters(
             temperature=self._column([p.temperature for p in params]),
-            top_k=torch.tensor([min(p.top_k or off, off) for p in params], device=self.device)[:, None],
+            top_k=torch.tensor([min(p.top_k, self._scratch.width) for p in params], device=self.device)[:, None],
             top_p=self._column([p.top_p for p in params]),
             min_p=self._column([p.min_p for p in params]),
             uniform=self._column([_uniform(rows[i]) for i in index]),
@@ -171,10 +171,11 @@ def _uniform(row: SamplingRow) -> float:
     return uniform(row.params.seed, row.position)
 
 
-def _token(row: int, token_id: int, logprob: float, confidence: float, top: tuple[tuple[int, float], ...]) -> Token:
-    if not 0.0 < confidence <= 1.0:  # also false for NaN
+def _check_finite(confidence: Tensor, first: int) -> None:
+    """Refuse logits with NaN or infinity, which make a row's softmax NaN; ``first`` is the number of the first row."""
+    bad = (~confidence.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
         raise HeliosError(
-            f"the logits of row {row} are not finite (largest probability {confidence}); "
-            "the checkpoint is damaged or its numbers exceed the dtype: try bfloat16 or float32"
+            f"the logits of row {first + bad[0]} are not finite; the checkpoint is damaged or its numbers "
+            "exceed the dtype: try bfloat16 or float32"
         )
-    return Token(token_id, logprob, confidence, top)

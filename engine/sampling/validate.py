@@ -10,6 +10,8 @@ from ..request import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+"""Far below any vocabulary: banning them all before ``min_tokens`` must leave something to choose."""
 
 
 def validate(params: SamplingParams, vocab_size: int) -> SamplingParams:
@@ -83,7 +85,10 @@ def _stop_strings(stop: Any) -> None:
 
 
 def _stop_token_ids(ids: Any, vocab_size: int) -> None:
-    for token_id in _sequence("stop_token_ids", ids, "a list of token ids"):
+    wanted = f"at most {MAX_STOP_TOKEN_IDS} token ids"
+    if len(_sequence("stop_token_ids", ids, wanted)) > MAX_STOP_TOKEN_IDS:
+        raise _refused("stop_token_ids", ids, wanted)
+    for token_id in ids:
         _integer("a token of stop_token_ids", token_id, 0, vocab_size - 1, param="stop_token_ids")
 
 

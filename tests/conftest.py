@@ -1,0 +1,18 @@
+"""Fixtures of the whole suite."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """Directory of the default model in the model store; a test that asks for it is marked ``model``."""
+    home = Path(os.environ.get("HELIOS_HOME", "~/.cache/helios")).expanduser()
+    directory = home / "models" / MODEL
+    if not (directory / "config.json").is_file():
+        pytest.fail(f"{directory} holds no model; run `make model` or `helios models pull {MODEL}`")
+    return directory
