@@ -79,8 +79,8 @@ class Sampler:
         top = self._top_logprobs(raw, log_sum, rows)
         chosen = self._choose(raw, best, probability, confidence, rows)  # [R]
         logprob = raw.gather(1, chosen[:, None]) - log_sum  # [R, 1]
-        # One transfer; float64 holds token ids exactly.
-        table = torch.cat((chosen[:, None].double(), logprob.double(), confidence.double()), 1).tolist()
+        # One transfer for all three; float32 is exact for token ids, which are below 2^24.
+        table = torch.cat((chosen[:, None].float(), logprob, confidence), 1).tolist()
         return [Token(int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
 
     def _choose(
@@ -173,9 +173,10 @@ def _uniform(row: SamplingRow) -> float:
 
 def _check_finite(confidence: Tensor, first: int) -> None:
     """Refuse logits with NaN or infinity, which make a row's softmax NaN; ``first`` is the number of the first row."""
-    bad = (~confidence.isfinite()).nonzero()[:, 0].tolist()
-    if bad:
+    finite = confidence.isfinite()
+    if not finite.all():
+        row = first + int((~finite).nonzero()[0, 0])
         raise HeliosError(
-            f"the logits of row {first + bad[0]} are not finite; the checkpoint is damaged or its numbers "
+            f"the logits of row {row} are not finite; the checkpoint is damaged or its numbers "
             "exceed the dtype: try bfloat16 or float32"
         )

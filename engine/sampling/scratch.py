@@ -38,7 +38,8 @@ class Scratch:
         """``logits`` [R, V] of any type as "raw" [R, W], the columns added being -inf."""
         raw = self.rows("raw", len(logits))
         raw[:, : self._vocab_size] = logits
-        raw[:, self._vocab_size :] = float("-inf")
+        if self.width > self._vocab_size:
+            raw[:, self._vocab_size :] = float("-inf")
         return raw
 
     def pick(self, x: Tensor, index: list[int]) -> Tensor:
