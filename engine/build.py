@@ -14,6 +14,7 @@ from .errors import ConfigError, OutOfMemoryError
 from .executor import Executor
 from .kv import BLOCK, KVCache, block_bytes, blocks_for, scratch_bytes
 from .rope import Rope
+from .sampling import Sampler
 from .spec import ModelSpec
 from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class Parts:
     weights: ModelWeights
     kv: KVCache
     executor: Executor
+    sampler: Sampler
     context: int
     """Longest sequence admitted."""
 
@@ -66,13 +68,16 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     capacity = config.memory_bytes or int(device.available_bytes() * HEADROOM)
     _refuse_beyond_machine(capacity, device)
     tier = Tier("device", device.torch_device, capacity)
-    n_blocks, scratch_blocks = _layout(config, spec, context, device, capacity)
+    sampler = Sampler(spec.vocab_size, device.torch_device)
+    work = activation_bytes(spec, config, device) + sampler.workspace_bytes
+    n_blocks, scratch_blocks = _layout(config, spec, context, device, capacity, work)
+    tier.hold(work, "activations")
     weights = load_resident(checkpoint, spec, device, tier, progress)
     kv = KVCache(spec, spec.n_layers, n_blocks, scratch_blocks, device.dtype, tier)
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
     batches = BatchBuilder(spec, AttentionPlanner(kv, device), rope, device)
     executor = Executor(DecoderBlock(spec, device, kv), weights.layers, batches)
-    return Parts(config, spec, tokenizer, device, tier, weights, kv, executor, context)
+    return Parts(config, spec, tokenizer, device, tier, weights, kv, executor, sampler, context)
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -91,13 +96,17 @@ def _refuse_beyond_machine(capacity: int, device: Device) -> None:
         )
 
 
-def _layout(config: EngineConfig, spec: ModelSpec, context: int, device: Device, capacity: int) -> tuple[int, int]:
-    """Blocks of the KV cache and of the scratch buffer. Raises OutOfMemoryError with every term if they do not fit."""
+def _layout(
+    config: EngineConfig, spec: ModelSpec, context: int, device: Device, capacity: int, work: int
+) -> tuple[int, int]:
+    """Blocks of the KV cache and of the scratch buffer, beside ``work`` bytes of activations.
+
+    Raises OutOfMemoryError with every term if they do not fit.
+    """
     weights = weight_bytes(spec, device.dtype, range(spec.n_layers))
     per_block = block_bytes(spec, device.dtype, spec.n_layers)
     scratch_blocks = max(blocks_for(context), SCRATCH_BLOCKS)
     scratch = scratch_bytes(spec, device.dtype, scratch_blocks)
-    work = activation_bytes(spec, config, device)
     asked = config.kv_tokens or max(config.max_sequences * TYPICAL_LENGTH, context)
     room = (capacity - weights - scratch - work) // per_block
     least = blocks_for(config.kv_tokens or context)
@@ -112,8 +121,7 @@ def _layout(config: EngineConfig, spec: ModelSpec, context: int, device: Device,
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device) -> int:
-    """Upper bound of what a sweep's activations and logits take, beside weights, KV and scratch."""
+    """Upper bound of what a sweep's hidden states and logits take, beside weights, KV and the workspaces."""
     rows = config.prefill_rows + config.max_sequences
     width = 4 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
-    logits = config.max_sequences * spec.vocab_size * 4 * 4  # the sampler holds about four float32 copies
-    return rows * width * device.dtype.itemsize + logits
+    return (rows * width + config.max_sequences * spec.vocab_size) * device.dtype.itemsize

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from torch.profiler import record_function
+
 from .build import Parts, build
 from .config import EngineConfig
 from .errors import HeliosError, InvalidRequestError
 from .kv import LayerLengths
 from .request import Delta, FinishReason, Request, Token
-from .sampling import Sampler, SamplingRow, validate
+from .sampling import SamplingRow, validate
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
 from .sweep import Sweep
@@ -61,7 +63,7 @@ class Engine:
         self._pool = parts.kv.pool
         self._layers = range(self.spec.n_layers)
         self._scheduler = Scheduler(self._pool, self._layers, self.config.max_sequences, self.config.prefill_rows)
-        self._sampler = Sampler(self.spec.vocab_size, self.device.torch_device)
+        self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
         self._stats = EngineStats()
 
@@ -120,8 +122,10 @@ class Engine:
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.spec.eos_ids))
         text = TextStream(self.tokenizer, request.prompt_ids, params.skip_special_tokens)
         stop = StopMatcher(params.stop, params.include_stop_str_in_output)
-        if request.generated:  # what is released here was delivered by the engine that began the stream
-            stop.push(text.push(request.generated))
+        for i, token in enumerate(request.generated, 1):  # what this releases was delivered when the stream began
+            piece = text.push((token,))
+            if i >= params.min_tokens:
+                stop.push(piece)
         return Sequence(
             request=request,
             params=params,
@@ -165,7 +169,8 @@ class Engine:
         sweep = Sweep(self._stats.sweeps, self._layers, shares, self._source, self._sink)
         logits = self._executor.run(sweep)
         sampled = [share.sequence for share in shares if share.logit_rows]
-        tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])
+        with record_function("helios::sample"):
+            tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])
         for sequence, token in zip(sampled, tokens, strict=True):
             self._accept(sequence, token)
         self._stats.sweeps += 1

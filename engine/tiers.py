@@ -48,6 +48,11 @@ class Tier:
         self._used[use] += size
         return tensor
 
+    def hold(self, size: int, use: Use) -> None:
+        """Enter bytes that a device keeps in a layout of its own. Raises OutOfMemoryError if they do not fit."""
+        self.require(size, use)
+        self._used[use] += size
+
     def free(self, tensor: Tensor) -> None:
         """Give a tensor of ``allocate`` back. The caller drops its last reference to it."""
         use, size = self._owners.pop(tensor.data_ptr())

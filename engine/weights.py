@@ -63,6 +63,10 @@ class HeadWeights:
     lm_head: Tensor  # [V, H]
 
 
+MATRICES = frozenset({"qkv.weight", "out.weight", "up.weight", "down.weight", "lm_head.weight"})
+"""Engine tensors used by ``Device.linear`` alone."""
+
+
 class LayerSource(Protocol):
     """Where a sweep gets its layers. ``acquire`` may wait for read-ahead; every acquire is paired with a release."""
 
@@ -115,17 +119,14 @@ def load_resident(
 
     def read(groups: list[Group]) -> list[dict[str, Tensor]]:
         """The tensors of some groups, read together."""
-        homes, staged, jobs = [], [], []
-        for group in groups:
-            home = {t.name: tier.allocate(t.shape, device.dtype, "weights") for t in group}
-            host = {name: device.host_buffer(tensor) for name, tensor in home.items()}
-            jobs += plan_reads(checkpoint, group, host)
-            homes.append(home)
-            staged += [(host[name], home[name]) for name in home]
+        hosts = [{tensor.name: device.host_empty(tensor.shape) for tensor in group} for group in groups]
+        jobs = [job for group, host in zip(groups, hosts, strict=True) for job in plan_reads(checkpoint, group, host)]
         read_many(jobs, progress=progress)
-        for buffer, tensor in staged:
-            device.upload(buffer, tensor)
-        return homes
+        return [{name: place(name, host.pop(name)) for name in list(host)} for host in hosts]
+
+    def place(name: str, host: Tensor) -> Tensor:
+        tier.hold(host.nbytes, "weights")
+        return device.place_matrix(host) if name in MATRICES else device.place(host)
 
     embedding = embedding_weights(read([embedding_group(spec)])[0])
     layers = []
