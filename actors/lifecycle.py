@@ -1,0 +1,227 @@
+"""Bringing an app's actors in line with its configuration, and taking them down. Ray is connected already.
+
+Actors are detached: they outlive the driver that made them, and the next one adopts those whose configuration is
+the same. Models are loaded one after another, so that each sees what memory the ones before have left.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from engine.errors import ConfigError, HeliosError
+from router.core import Served
+
+from .config import AppConfig, ModelConfig
+from .directory import actor_names
+from .failures import ReplicaLostError, told_apart
+from .messages import ModelInfo
+from .model import ModelActor
+from .names import NAMESPACE, app_of, model_actor_name, router_actor_name
+from .router import RouterActor
+
+REPLY_S = 30.0
+"""For calls that need no model."""
+MAX_CONCURRENCY = 1000
+"""Calls an actor has open at a time: each stream of a plain Ray caller is one."""
+ROUTER_SEES_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileReport:
+    """What was done, by actor name, and the models that now run."""
+
+    created: tuple[str, ...]
+    adopted: tuple[str, ...]
+    replaced: tuple[str, ...]
+    stopped: tuple[str, ...]
+    models: tuple[ModelInfo, ...]
+
+
+def reconcile(config: AppConfig, wait_s: float = 600.0) -> ReconcileReport:
+    """Make the app's actors those of ``config``: create, adopt, replace, stop; return when all models are ready.
+
+    ``wait_s`` bounds the loading of each model. Raises the HeliosError of a model that cannot be loaded, and
+    ConfigError when the cluster lacks what it needs, after removing what this call has created.
+    """
+    wanted = {model_actor_name(config.app, m.name, i): (m, i) for m in config.models for i in range(m.replicas)}
+    router_name = router_actor_name(config.app)
+    existing = set(actor_names(config.app)) - {router_name}
+    stale = [name for name in sorted(existing & wanted.keys()) if not _same(name, wanted[name][0], wait_s)]
+    stopped = sorted(existing - wanted.keys())
+    _stop(stopped + stale, drain_s=0.0)
+    created: list[str] = []
+    try:
+        if _ensure_router(router_name, config):
+            created.append(router_name)
+        models = []
+        for name, (model, replica) in wanted.items():
+            if name not in existing or name in stale:
+                created.append(name)
+            models.append(_start_model(config.app, name, model, replica, wait_s))
+    except BaseException:
+        _stop(created, drain_s=0.0)
+        raise
+    _wait_for_router(router_name, len(wanted))
+    return ReconcileReport(
+        created=tuple(name for name in created if name not in stale),
+        adopted=tuple(name for name in wanted if name in existing and name not in stale),
+        replaced=tuple(stale),
+        stopped=tuple(stopped),
+        models=tuple(models),
+    )
+
+
+def stop_app(app: str, drain_s: float = 0.0) -> tuple[str, ...]:
+    """Remove all actors of an app, letting requests that were begun finish for up to ``drain_s`` seconds.
+
+    Returns the names of the actors removed: none if the app was not running.
+    """
+    names = actor_names(app)
+    router = router_actor_name(app)
+    _stop([name for name in names if name != router], drain_s)
+    if router in names:
+        _flush_and_kill(router)
+    return tuple(names)
+
+
+def list_apps() -> list[str]:
+    """Names of the apps that have actors in this cluster."""
+    return sorted({app for app in map(app_of, actor_names()) if app})
+
+
+def _same(name: str, model: ModelConfig, wait_s: float) -> bool:
+    """Whether the actor of that name runs this configuration and its model is loaded, or can be."""
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+        if ray.get(handle.fingerprint.remote(), timeout=wait_s) != model.fingerprint():
+            return False
+        ray.get(handle.ready.remote(), timeout=wait_s)
+    except Exception:  # gone, failed or stuck: in each case a new one is due
+        return False
+    return True
+
+
+def _start_model(app: str, name: str, model: ModelConfig, replica: int, wait_s: float) -> ModelInfo:
+    gpus = _gpus(model)
+    handle = (
+        ray.remote(ModelActor)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,  # another driver may be starting the same app
+            max_restarts=-1,
+            max_task_retries=0,  # a stream is resumed by who began it, never run again from the start
+            max_concurrency=MAX_CONCURRENCY,
+            num_cpus=0,  # models of one machine share its cores
+            num_gpus=gpus,
+        )
+        .remote(app, model, replica)
+    )
+    try:
+        info: ModelInfo = ray.get(handle.ready.remote(), timeout=wait_s)
+    except GetTimeoutError:
+        raise _not_ready(name, gpus, wait_s) from None
+    except Exception as error:
+        raise told_apart(error) from None
+    if info.fingerprint != model.fingerprint():
+        raise ConfigError(f"'{name}' is being started with another configuration by another process; try again")
+    return info
+
+
+def _gpus(model: ModelConfig) -> float:
+    """GPUs to reserve: as configured, else one for a model that will take CUDA."""
+    if model.num_gpus is not None:
+        return model.num_gpus
+    if model.device == "auto":
+        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+    return 1.0 if model.device.startswith("cuda") else 0.0
+
+
+def _not_ready(name: str, gpus: float, wait_s: float) -> HeliosError:
+    total, free = (resources.get("GPU", 0.0) for resources in (ray.cluster_resources(), ray.available_resources()))
+    if gpus > total:
+        return ConfigError(
+            f"'{name}' needs {gpus:g} GPU and the cluster has {total:g}; add a node, or set device: cpu or num_gpus"
+        )
+    if gpus > free:
+        return ConfigError(f"'{name}' needs {gpus:g} GPU and {free:g} of {total:g} are free; stop another model first")
+    return HeliosError(f"'{name}' was not ready after {wait_s:g} s; see its log with `ray logs`, or wait longer")
+
+
+def _ensure_router(name: str, config: AppConfig) -> bool:
+    """Have a router of this configuration; returns whether one was created.
+
+    A changed router is replaced whole: its table is on disk and the replicas report to the new one by themselves.
+    """
+    served = tuple(Served(model.name, model.fingerprint(), model.replicas) for model in config.models)
+    wanted = (served, config.router.objective)
+    exists = name in actor_names(config.app)
+    if exists:
+        with suppress(ReplicaLostError, GetTimeoutError):
+            if _call(name, "configuration") == wanted:
+                return False
+        _flush_and_kill(name)
+    router = ray.remote(RouterActor).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_concurrency=MAX_CONCURRENCY,
+        num_cpus=0,
+    )
+    router.remote(config.app, *wanted)
+    return not exists
+
+
+def _wait_for_router(name: str, replicas: int) -> None:
+    """Return when the router has heard from every replica, so that the first request is not refused."""
+    deadline_s = time.monotonic() + ROUTER_SEES_S
+    while time.monotonic() < deadline_s:
+        states = [r.state for model in _call(name, "snapshot").models for r in model.replicas]
+        if states.count("ready") == replicas:
+            return
+        time.sleep(0.05)
+    raise HeliosError(f"the router '{name}' heard from {states.count('ready')} of {replicas} replicas: {states}")
+
+
+def _flush_and_kill(router: str) -> None:
+    # What cannot be written is reported again to the next router.
+    with suppress(ReplicaLostError, OSError, GetTimeoutError):
+        _call(router, "flush")
+    _kill([router])
+
+
+def _stop(names: Sequence[str], drain_s: float) -> None:
+    closing = []
+    for name in names:
+        with suppress(ValueError):
+            closing.append(ray.get_actor(name, namespace=NAMESPACE).close.remote(drain_s))
+    # Kill whatever did not close in time: a model that is still loading, say.
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=drain_s + 2.0)
+    _kill(names)
+
+
+def _kill(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(ValueError):  # gone already
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def _call(name: str, method: str) -> Any:
+    """Call an actor by name. Raises ReplicaLostError, GetTimeoutError."""
+    try:
+        return ray.get(getattr(ray.get_actor(name, namespace=NAMESPACE), method).remote(), timeout=REPLY_S)
+    except ValueError:
+        raise ReplicaLostError(f"there is no actor '{name}'") from None
+    except GetTimeoutError:
+        raise
+    except Exception as error:
+        raise told_apart(error) from None
