@@ -104,7 +104,8 @@ class KVCache:
         elements = scratch_blocks * BLOCK * spec.kv_elements_per_token
         self._scratch = tier.allocate((elements,), dtype, "workspace")
         shape = (2 * n_blocks * spec.n_kv_heads * BLOCK, spec.head_dim)
-        self.layers: list[Tensor] = [tier.allocate(shape, dtype, "kv") for _ in range(n_layers)]
+        # Zeroed, since attention multiplies what it masks by 0, and 0 * NaN is NaN; it also takes the page faults now.
+        self.layers: list[Tensor] = [tier.allocate(shape, dtype, "kv").zero_() for _ in range(n_layers)]
         """Each [2 * n_blocks * n_kv_heads * 64, head_dim]: one row a (K or V, block, head, position)."""
 
     def write_rows(self, blocks: np.ndarray, positions: np.ndarray) -> np.ndarray:
