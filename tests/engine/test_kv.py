@@ -77,3 +77,8 @@ def test_a_tier_refuses_what_does_not_fit_and_takes_nothing() -> None:
 @pytest.mark.parametrize(("positions", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2)])
 def test_blocks_for(positions: int, blocks: int) -> None:
     assert blocks_for(positions) == blocks
+
+
+def test_pools_start_finite_since_masked_positions_are_multiplied_by_zero() -> None:
+    cache = KVCache(SPEC, 3, n_blocks=5, scratch_blocks=2, dtype=torch.bfloat16, tier=Tier("device", CPU, 10**7))
+    assert all(not layer.any() for layer in cache.layers)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from benchmarks.prompts import prompts
 from engine.llm import LLM
 from engine.request import Request, SamplingParams
 from tests.engine.sweeps import Bench
-from benchmarks.prompts import prompts
 
 pytestmark = pytest.mark.model
 TOLERANCE = 1e-3
