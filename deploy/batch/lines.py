@@ -71,6 +71,10 @@ def read_lines(path: Path) -> Iterator[Line]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file with one JSON object a line") from None
 
 
+def count_lines(path: Path) -> int:
+    return sum(1 for _ in read_lines(path))
+
+
 def parse_line(line: Line) -> Task:
     """Raises InvalidRequestError that names the field, its value and what is allowed."""
     body = decode_json(line.raw)

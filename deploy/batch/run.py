@@ -10,7 +10,7 @@ from engine.llm import LLM
 from engine.request import Completion, Request, SamplingParams, Token
 
 from ..openai.responses import finite
-from .lines import BatchFields, Line, Task, parse_line, read_lines
+from .lines import BatchFields, Line, Task, count_lines, parse_line, read_lines
 from .output import Output
 
 
@@ -37,7 +37,7 @@ class BatchRun:
         self._defaults = defaults
         self._context = f"{llm.engine.config.model} {defaults}"
         self._begun: dict[str, tuple[Line, Task]] = {}
-        self.progress = Progress(total=sum(1 for _ in read_lines(lines)))
+        self.progress = Progress(total=count_lines(lines))
 
     def run(self, report: Callable[[Progress], None]) -> Progress:
         """Do what is left to do, telling ``report`` after each line.

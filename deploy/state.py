@@ -1,0 +1,69 @@
+"""What ``helios serve`` leaves for the other commands: where the app listens, and whether it started Ray for it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from actors.config import AppConfig
+from engine.checkpoint.store import home
+from engine.errors import ConfigError
+
+DEFAULT_APP: str = AppConfig.model_fields["app"].default
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An app that was started on this machine. It may have died since."""
+
+    app: str
+    url: str
+    pid: int
+    """Of the ``helios serve`` that started it."""
+
+
+def record_path(app: str) -> Path:
+    return home() / "state" / app / "serve.json"
+
+
+def write_record(record: Running) -> None:
+    """Whole or not at all. Raises ConfigError if the state directory cannot be written."""
+    path = record_path(record.app)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; set HELIOS_HOME to a directory of yours"
+        ) from None
+
+
+def read_record(app: str) -> Running | None:
+    """The record of an app, if there is one. Raises ConfigError for a file that is something else."""
+    path = record_path(app)
+    try:
+        return Running(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; delete it") from None
+
+
+def drop_record(app: str) -> None:
+    record_path(app).unlink(missing_ok=True)
+
+
+def running_url(app: str) -> str | None:
+    """Where an app of this machine answers; None when it does not."""
+    record = read_record(app)
+    if record is None:
+        return None
+    try:
+        httpx.get(record.url, timeout=5.0)
+    except httpx.HTTPError:
+        return None
+    return record.url
