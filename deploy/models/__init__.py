@@ -1,0 +1,1 @@
+"""Getting models into the store: the catalogue, pulling, importing, and ``helios models``."""
