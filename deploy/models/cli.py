@@ -190,15 +190,21 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars = Progress(*columns, console=console)
+    tasks: dict[str, TaskID] = {}
 
-        def report(step: str, done: int, total: int) -> None:
-            if total == 0:
-                console.print(step, markup=False, highlight=False)
-                return
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=total)
-            bars.update(tasks[step], completed=done)
+    def report(step: str, done: int, total: int) -> None:
+        if total == 0:
+            console.print(step, markup=False, highlight=False)
+            return
+        if not tasks:
+            bars.start()
+        if step not in tasks:
+            tasks[step] = bars.add_task(step, total=total)
+        bars.update(tasks[step], completed=done)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            bars.stop()

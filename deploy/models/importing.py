@@ -25,8 +25,8 @@ def import_model(
 ) -> Path:
     """Bring a model into the store under ``name`` and return its place there.
 
-    A directory is linked, so that its weights are not on the disk twice; a copy survives its removal. Raises HeliosError
-    for a bad or taken name, CheckpointError or UnsupportedModelError for a model the engine could not run.
+    A directory is linked, so that its weights are not on the disk twice; a copy survives its removal. Raises
+    HeliosError for a bad or taken name, CheckpointError or UnsupportedModelError for a model the engine could not run.
     """
     if not NAME.fullmatch(name):
         raise HeliosError(f"'{name}' cannot name a model; use letters, digits, '.', '_' and '-', such as my-model-1b")
@@ -37,21 +37,12 @@ def import_model(
     if path.is_dir():
         _import_directory(path, target, copy, force)
     elif path.is_file():
-        _import_file(path, target, force, progress)
+        from engine.checkpoint.gguf import import_gguf
+
+        import_gguf(path, target, progress=progress, replace=force)
     else:
         raise HeliosError(f"{path} does not exist; give a GGUF file or a Hugging Face directory")
     return target
-
-
-def _import_file(path: Path, target: Path, force: bool, progress: Callable[[int, int], None] | None) -> None:
-    from engine.checkpoint.gguf import GgufFile, convert
-    from engine.checkpoint.gguf_config import refuse_unsupported
-
-    gguf = GgufFile(path)
-    refuse_unsupported(gguf)
-    with staged(target, replace=force) as temporary:
-        convert(gguf, temporary, progress=progress)
-        write_origin(temporary, Origin(str(path), str(gguf.get("general.license") or "")))
 
 
 def _import_directory(path: Path, target: Path, copy: bool, force: bool) -> None:

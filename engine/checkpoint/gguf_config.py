@@ -77,8 +77,14 @@ def _check_magic(path: Path) -> None:
         raise CheckpointError(f"{path} is no GGUF file: it starts with {magic!r}, not {MAGIC!r}")
 
 
-def refuse_unsupported(gguf: GgufFile) -> None:
-    """Raises UnsupportedModelError, naming the feature, for a model that the engine would not run rightly."""
+def open_gguf(path: Path) -> GgufFile:
+    """A GGUF file that the engine can import. Raises CheckpointError as GgufFile, UnsupportedModelError by feature."""
+    gguf = GgufFile(path)
+    _refuse_unsupported(gguf)
+    return gguf
+
+
+def _refuse_unsupported(gguf: GgufFile) -> None:
     name = gguf.architecture
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(

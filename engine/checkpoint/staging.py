@@ -15,15 +15,25 @@ def staged(directory: Path, replace: bool = False) -> Iterator[Path]:
     """Give a temporary sibling to fill; rename it to ``directory`` at the end, or remove it on an error or interrupt.
 
     A directory that is in the way is replaced on request, by two renames once the new one is complete. Raises
-    HeliosError if it is in the way otherwise, if the disk is full, or if the place cannot be written to.
+    HeliosError if it is in the way otherwise, and as ``temporary_sibling``.
     """
     if directory.exists() and not replace:
         raise HeliosError(f"{directory} is there already; remove it first, or ask for it to be replaced (--force)")
+    with temporary_sibling(directory) as temporary:
+        yield temporary
+        _put_in_place(temporary, directory)
+
+
+@contextmanager
+def temporary_sibling(directory: Path) -> Iterator[Path]:
+    """A new directory on the same disk as ``directory``, removed in the end.
+
+    Raises HeliosError if the disk is full, or if the place cannot be written to.
+    """
     temporary = hidden_sibling(directory)
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _put_in_place(temporary, directory)
     except OSError as error:
         raise HeliosError(f"{directory} could not be written: {error.strerror or error}") from error
     finally:
