@@ -21,11 +21,11 @@ from .http.service import Service
 SPARE_REQUESTS = 100
 """Requests over ``http.max_queued`` that still reach the replica, which refuses them in the API's own words."""
 START_ATTEMPTS = 3
+DRAIN_S = 5.0
+"""For the answers in flight when the app is stopped."""
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
-@serve.deployment
-@serve.ingress()
 class Ingress:
     """The HTTP replica. It holds nothing but the streams it is writing."""
 
@@ -54,11 +54,14 @@ def build(args: Mapping[str, Any]) -> Application:
 def application(config: AppConfig) -> Application:
     """The application of a configuration that was read already."""
     limit = config.http.max_queued + SPARE_REQUESTS
-    deployment = Ingress.options(
+    deployment = serve.deployment(
+        serve.ingress()(Ingress),
         name="http",
         max_ongoing_requests=limit,
         max_queued_requests=limit,
         max_constructor_retry_count=START_ATTEMPTS,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
     )

@@ -15,13 +15,32 @@ DEFAULT_APP: str = AppConfig.model_fields["app"].default
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where an app listens. ``port`` is a real one."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """For a client on this machine: a server on all interfaces is reached by loopback too."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Running:
     """An app that was started on this machine. It may have died since."""
 
     app: str
-    url: str
-    pid: int
-    """Of the ``helios serve`` that started it."""
+    host: str
+    port: int
+    pid: int | None
+    """Of the ``helios serve`` that stays with it; None if it was detached."""
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port)
 
 
 def record_path(app: str) -> Path:
@@ -63,7 +82,19 @@ def running_url(app: str) -> str | None:
     if record is None:
         return None
     try:
-        httpx.get(record.url, timeout=5.0)
+        httpx.get(record.address.url, timeout=5.0)
     except httpx.HTTPError:
         return None
-    return record.url
+    return record.address.url
+
+
+def detached_address(config: AppConfig) -> Address | None:
+    """Where a detached app of that name listens, if that is where ``config`` wants it: then it may be changed in place.
+
+    An app with a ``helios serve`` of its own in the foreground belongs to that one.
+    """
+    record = read_record(config.app)
+    if record is None or record.pid is not None or running_url(config.app) is None:
+        return None
+    wanted = config.http
+    return record.address if record.host == wanted.host and wanted.port in (0, record.port) else None

@@ -1,0 +1,8 @@
+"""The ``helios`` command."""
+
+
+def main() -> None:
+    """Entry point of the ``helios`` script."""
+    from .app import app
+
+    app()

@@ -1,0 +1,65 @@
+"""``helios status``."""
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import format_bytes
+from engine.errors import ConfigError
+
+from ..state import DEFAULT_APP, running_url
+from . import options as o
+from .sources import get_json
+
+_COLUMNS = ("model", "replica", "state", "running", "waiting", "tokens", "tokens/s", "KV used", "memory")
+
+
+def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJson = False) -> None:
+    """Show the models of a running app: state, queue, tokens, speed, KV cache and memory.
+
+    Examples:
+
+        helios status
+
+        helios status --url http://10.0.0.5:8000 --json
+    """
+    found = url or running_url(app)
+    if found is None:
+        raise ConfigError(f"no app '{app}' is running here; start one with `helios serve`, or give --url")
+    report = get_json(found, "/status")
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    Console().print(_table(report, found))
+    if error := report.get("error"):
+        typer.echo(error, err=True)
+
+
+def _table(report: dict[str, Any], url: str) -> Table:
+    streams = report["streams"]
+    table = Table(title=f"{report['app']} at {url}, {streams['open']} of {streams['limit']} places taken")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("model", "state") else "right")
+    for model in report["models"]:
+        for replica in model["replicas"]:
+            table.add_row(model["model"], *_row(replica))
+    return table
+
+
+def _row(replica: dict[str, Any]) -> tuple[str, ...]:
+    first = (str(replica["replica"]), replica["state"], str(replica["running"]), str(replica["waiting"]))
+    if "stats" not in replica:
+        return *first, replica.get("error", "")
+    stats = replica["stats"]
+    tokens, busy_s = stats["generated_tokens"], stats["busy_s"]
+    held = sum(size for use, size in stats["memory"].items() if use != "capacity")
+    return (
+        *first,
+        str(tokens),
+        f"{tokens / busy_s:.1f}" if busy_s else "-",
+        f"{stats['kv_blocks_used']} of {stats['kv_blocks_total']}",
+        format_bytes(held),
+    )
