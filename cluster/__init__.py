@@ -1,0 +1,1 @@
+"""Files for ``ray up``, one a kind of cluster."""
