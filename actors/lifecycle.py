@@ -21,13 +21,15 @@ from .directory import actor_names
 from .failures import ReplicaLostError, told_apart
 from .messages import ModelInfo
 from .model import ModelActor
-from .names import NAMESPACE, app_of, model_actor_name, router_actor_name
+from .names import NAMESPACE, app_of, model_actor_name, parse_actor_name, router_actor_name
 from .router import RouterActor
 
 REPLY_S = 30.0
 """For calls that need no model."""
 MAX_CONCURRENCY = 1000
 """Calls an actor has open at a time: each stream of a plain Ray caller is one."""
+CLOSE_S = 2.0
+"""For an actor to end when it has nothing left to do."""
 ROUTER_SEES_S = 15.0
 
 
@@ -84,8 +86,7 @@ def stop_app(app: str, drain_s: float = 0.0) -> tuple[str, ...]:
     names = actor_names(app)
     router = router_actor_name(app)
     _stop([name for name in names if name != router], drain_s)
-    if router in names:
-        _flush_and_kill(router)
+    _stop([router], drain_s=0.0)
     return tuple(names)
 
 
@@ -166,7 +167,7 @@ def _ensure_router(name: str, config: AppConfig) -> bool:
         with suppress(ReplicaLostError, GetTimeoutError):
             if _call(name, "configuration") == wanted:
                 return False
-        _flush_and_kill(name)
+        _stop([name], drain_s=0.0)
     router = ray.remote(RouterActor).options(
         name=name,
         namespace=NAMESPACE,
@@ -191,28 +192,23 @@ def _wait_for_router(name: str, replicas: int) -> None:
     raise HeliosError(f"the router '{name}' heard from {states.count('ready')} of {replicas} replicas: {states}")
 
 
-def _flush_and_kill(router: str) -> None:
-    # What cannot be written is reported again to the next router.
-    with suppress(ReplicaLostError, OSError, GetTimeoutError):
-        _call(router, "flush")
-    _kill([router])
-
-
 def _stop(names: Sequence[str], drain_s: float) -> None:
-    closing = []
-    for name in names:
-        with suppress(ValueError):
-            closing.append(ray.get_actor(name, namespace=NAMESPACE).close.remote(drain_s))
-    # Kill whatever did not close in time: a model that is still loading, say.
+    """Have actors end well, and kill what does not in time, such as a model that is still loading."""
+    closing = [call for name in names if (call := _close(name, drain_s))]
     if closing:
-        ray.wait(closing, num_returns=len(closing), timeout=drain_s + 2.0)
-    _kill(names)
-
-
-def _kill(names: Sequence[str]) -> None:
+        ray.wait(closing, num_returns=len(closing), timeout=drain_s + CLOSE_S)
     for name in names:
         with suppress(ValueError):  # gone already
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def _close(name: str, drain_s: float) -> Any:
+    """Ask a model to finish its requests, or a router to write its table. None when there is no such actor."""
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+    return handle.close.remote(drain_s) if parse_actor_name(name) else handle.flush.remote()
 
 
 def _call(name: str, method: str) -> Any:

@@ -1,0 +1,143 @@
+"""ModelActor as a plain object: what it does needs no cluster, save for reporting."""
+
+import asyncio
+
+import pytest
+
+from actors import model as model_module
+from actors.messages import Opened
+from actors.model import ModelActor
+from engine.engine import Engine
+from engine.errors import EngineDeadError, InvalidRequestError, ModelNotFoundError
+from engine.request import Request, SamplingParams
+from tests.actors.conftest import tiny_app
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+class SilentReporter:
+    """Stands where the thread that talks to Ray does."""
+
+    def __init__(self, *args):
+        pass
+
+    def start(self):
+        pass
+
+    stop = start
+
+
+@pytest.fixture
+async def actor(tiny, monkeypatch):
+    monkeypatch.setattr(model_module, "Reporter", SilentReporter)
+    actor = ModelActor("lab", tiny_app("lab", tiny).models[0], 0)
+    yield actor
+    await actor.close()
+
+
+async def _drain(actor, owner, epoch):
+    deltas = []
+    while not deltas or deltas[-1].finish_reason is None:
+        deltas += await actor.poll(owner, epoch)
+    return deltas
+
+
+async def test_a_completion_equals_the_engines_own(actor, engine_config):
+    completion = await actor.generate("hello there", GREEDY)
+    engine, deltas = Engine.load(engine_config), []
+    engine.add(engine.prepare(Request("r", completion.prompt_ids, GREEDY), deltas.append))
+    while engine.has_work:
+        engine.step()
+    assert [t.id for t in completion.tokens] == [t.id for delta in deltas for t in delta.tokens]
+    assert completion.text == "".join(delta.text for delta in deltas)
+    assert completion.finish_reason == "length"
+
+
+async def test_a_stream_opens_with_the_prompts_ids_and_ends_with_a_reason(actor):
+    messages = [message async for message in actor.stream("hello", GREEDY, request_id="r")]
+    opened, *deltas = messages
+    assert isinstance(opened, Opened)
+    assert opened.prompt_ids == await actor.tokenize("hello")
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == "length"
+    assert sum(len(delta.tokens) for delta in deltas) == 12
+
+
+async def test_closing_a_stream_cancels_its_sequence(actor):
+    stream = actor.stream("hello", SamplingParams(ignore_eos=True))
+    await anext(stream)
+    await anext(stream)
+    await stream.aclose()
+    await actor.generate("hello", GREEDY)  # a few more sweeps
+    stats = await actor.stats()
+    assert (stats.cancelled_requests, stats.running) == (1, 0)
+
+
+async def test_a_resumed_sequence_goes_on_where_the_first_stopped(actor):
+    sampled = SamplingParams(seed=5, max_tokens=12, ignore_eos=True)
+    whole = await actor.generate("hello", sampled)
+    ids = [token.id for token in whole.tokens]
+    opened = await actor.begin("me", whole.prompt_ids, sampled, "again", ids[:7])
+    rest = await _drain(actor, "me", opened.epoch)
+    assert [token.id for delta in rest for token in delta.tokens] == ids[7:]
+    assert whole.text.endswith("".join(delta.text for delta in rest))
+
+
+async def test_one_poll_brings_the_deltas_of_all_of_an_owners_sequences(actor):
+    opened = [await actor.begin("me", "hello", GREEDY, f"r{i}") for i in range(4)]
+    seen, calls = {}, 0
+    while sum(delta.finish_reason is not None for delta in seen.values()) < 4:
+        for delta in await actor.poll("me", opened[0].epoch):
+            seen[delta.request_id] = delta
+        calls += 1
+    assert set(seen) == {"r0", "r1", "r2", "r3"}
+    assert calls < 4 * 12
+
+
+async def test_polling_for_another_life_is_told_that_the_sequences_are_gone(actor):
+    opened = await actor.begin("me", "hello", GREEDY, "r")
+    with pytest.raises(EngineDeadError):
+        await actor.poll("me", opened.epoch - 1)
+    with pytest.raises(EngineDeadError):
+        await actor.poll("somebody else", opened.epoch)
+
+
+async def test_sequences_of_an_owner_that_is_gone_are_cancelled(actor, monkeypatch):
+    monkeypatch.setattr(model_module, "LEASE_S", 0.2)
+    opened = await actor.begin("me", "hello", SamplingParams(ignore_eos=True), "r")
+    async with asyncio.timeout(10):
+        while (await actor.stats()).cancelled_requests == 0:
+            await asyncio.sleep(0.05)
+    with pytest.raises(EngineDeadError):
+        await actor.poll("me", opened.epoch)
+
+
+async def test_a_refused_request_leaves_nothing_behind(actor):
+    with pytest.raises(InvalidRequestError, match="top_p"):
+        await actor.generate("hello", {"top_p": 2})
+    with pytest.raises(InvalidRequestError, match="prompt is empty"):
+        await actor.generate([], GREEDY)
+    assert (await actor.stats()).running == 0
+
+
+async def test_health_is_a_token_generated_and_no_evidence_for_the_router(actor):
+    health = await actor.check()
+    assert (health.ok, health.reason) == (True, "generated one token")
+    assert actor._report().counters[3].requests == 0
+
+
+async def test_counters_are_reported_by_depth(actor):
+    completion = await actor.generate("hello", GREEDY)
+    counters = actor._report().counters[3]
+    assert (counters.requests, counters.tokens, counters.decode_tokens) == (1, 12, 11)
+    assert counters.sum_logprob == pytest.approx(sum(token.logprob for token in completion.tokens))
+    assert 0 < counters.ttft_s < 10
+
+
+async def test_a_model_that_cannot_be_loaded_says_so_to_every_call():
+    config = tiny_app("lab", "/no/such/model").models[0]
+    actor = ModelActor("lab", config, 0)
+    assert await actor.fingerprint() == config.fingerprint()
+    for call in (actor.ready(), actor.generate("hello"), actor.stats(), actor.check()):
+        with pytest.raises(ModelNotFoundError, match="/no/such/model"):
+            await call
