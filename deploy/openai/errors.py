@@ -21,6 +21,12 @@ class RequestTimeoutError(HeliosError):
     """The request took longer than ``http.request_timeout_s``; what was running for it has been cancelled."""
 
 
+def timed_out(limit_s: float) -> RequestTimeoutError:
+    return RequestTimeoutError(
+        f"the request took longer than {limit_s:g} s (http.request_timeout_s); ask for fewer tokens"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
     """What a client is told. ``headers`` are lower-case."""
