@@ -47,13 +47,17 @@ class Clock(StoppingCriteria):
         self.times: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        if input_ids.is_cuda:
+            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def run_transformers(model: torch.nn.Module, ids: list[list[int]], n_tokens: int) -> tuple[Speed, list[list[int]]]:
+def run_transformers(
+    model: torch.nn.Module, ids: list[list[int]], n_tokens: int, device: str = "cpu"
+) -> tuple[Speed, list[list[int]]]:
     """One round of ``generate``: greedy, no end of sequence, all prompts of one length."""
-    inputs, clock = torch.tensor(ids), Clock()
+    inputs, clock = torch.tensor(ids, device=device), Clock()
     start = time.perf_counter()
     with torch.inference_mode():
         output = model.generate(

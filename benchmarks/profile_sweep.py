@@ -12,6 +12,7 @@ _SWEEPS = 10
 _OPS = {
     "aten::mm": "products",
     "aten::addmm": "products",
+    "mkldnn::_linear_pointwise": "products",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
     "aten::index_select": "attention",
     "aten::index_copy_": "attention",

@@ -3,19 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers import LlamaConfig, MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from benchmarks.random_model import save_random
 
 VOCAB = 320
 _SHAPE: dict[str, Any] = {
@@ -65,42 +55,5 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 def save_tiny(directory: Path, name: str = "llama", seed: int = 0) -> Path:
-    """Write a tiny random model and a byte-level tokenizer into ``directory``; returns it.
-
-    Norms and biases are random too, so that none of them can be left out unnoticed.
-    """
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            else:
-                parameter.mul_(4)  # far enough from uniform logits that argmaxes mean something
-    model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over ``VOCAB`` ids with <unk>, <bos> and <eos> and a chat template."""
-    fast = FastTokenizer(models.BPE(unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=["<unk>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    fast.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 4, "hello world, hello there"], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast,
-        unk_token="<unk>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        chat_template=(
-            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-            "{% if add_generation_prompt %}assistant: {% endif %}"
-        ),
-    )
+    """Write the tiny random model of that name and a byte-level tokenizer into ``directory``; returns it."""
+    return save_random(directory, CONFIGS[name], seed)

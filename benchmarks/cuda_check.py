@@ -1,0 +1,132 @@
+"""The CUDA path, exercised on a machine with a GPU: the same logits and tokens as on the CPU, and its speed.
+
+Needs no download: random models of SmolLM2's and OPT's shape are made in a temporary folder.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import matplotlib
+import torch
+from transformers import LlamaConfig, MistralConfig, OPTConfig, PretrainedConfig, Qwen3Config
+
+from benchmarks.inmemory import run_helios, run_transformers
+from benchmarks.random_model import TOKENIZER_SIZE, save_random
+from benchmarks.report import Report, parser, show
+from engine.llm import LLM
+from engine.request import SamplingParams
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+LOGPROB_TOLERANCE = 2e-3
+
+
+def shapes(quick: bool) -> dict[str, PretrainedConfig]:
+    """One model of each kind of block: gated with grouped heads, sliding window, head norms, learned positions."""
+    layers, hidden = (4, 256) if quick else (12, 768)
+    common = {
+        "vocab_size": 8192,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 2048,
+    }
+    gated = {**common, "intermediate_size": 3 * hidden, "num_key_value_heads": 2}
+    return {
+        "llama": LlamaConfig(**gated),
+        "mistral-window": MistralConfig(**gated, sliding_window=100),
+        "qwen3": Qwen3Config(**gated, head_dim=64),
+        "opt": OPTConfig(**common, ffn_dim=4 * hidden, word_embed_proj_dim=hidden),
+    }
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(3, TOKENIZER_SIZE, (count, length), generator=generator).tolist()
+
+
+def compare(directory: Path) -> dict[str, float]:
+    """Greedy float32 tokens and log-probabilities on both devices, mixed lengths in one batch."""
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    ids = [prompt[:length] for prompt, length in zip(prompts(8, 300), (1, 5, 64, 65, 130, 200, 299, 300), strict=True)]
+    results = {}
+    for device in ("cpu", "cuda"):
+        llm = LLM(str(directory), device=device, dtype="float32", prefill_rows=128)
+        results[device] = llm.generate(ids, params)
+        del llm
+    pairs = list(zip(results["cpu"], results["cuda"], strict=True))
+    same = [[a.id == b.id for a, b in zip(x.tokens, y.tokens, strict=True)] for x, y in pairs]
+    first = [abs(x.tokens[0].logprob - y.tokens[0].logprob) for x, y in pairs]
+    return {"identical_sequences": sum(map(all, same)) / len(same), "first_logprob_difference": max(first)}
+
+
+def speed(directory: Path, batches: list[int], n_tokens: int) -> dict[int, dict[str, float]]:
+    """bfloat16 decode and prefill tokens/s beside transformers on the same GPU."""
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval().to("cuda")
+    llm = LLM(str(directory), device="cuda", dtype="bfloat16", max_sequences=max(batches), prefill_rows=4096)
+    figures = {}
+    for batch in batches:
+        ids = prompts(batch, 128)
+        run_transformers(reference, ids, 4, "cuda"), run_helios(llm, ids, 4)
+        theirs, ours = run_transformers(reference, ids, n_tokens, "cuda")[0], run_helios(llm, ids, n_tokens)[0]
+        figures[batch] = {
+            "helios_decode": ours.decode,
+            "transformers_decode": theirs.decode,
+            "decode_ratio": ours.decode / theirs.decode,
+            "prefill_ratio": ours.prefill / theirs.prefill,
+        }
+    return figures
+
+
+def main() -> None:
+    arguments = parser("cuda_check", __doc__.splitlines()[0])
+    args: argparse.Namespace = arguments.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} sees no CUDA device; run this on a machine with an NVIDIA GPU")
+    report = Report("cuda_check", args)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for name, config in shapes(args.quick).items():
+            directory = save_random(Path(folder) / name, config)
+            figures = report.figures[name] = compare(directory)
+            report.target(f"{name}: CUDA tokens equal CPU tokens", figures["identical_sequences"], 1.0)
+            report.target(
+                f"{name}: log-probabilities within {LOGPROB_TOLERANCE}",
+                float(figures["first_logprob_difference"] <= LOGPROB_TOLERANCE),
+                1.0,
+            )
+            rows.append([name, *(f"{value:.5f}" for value in figures.values())])
+        show("float32, CUDA against CPU", ["model", "identical", "log-probability difference"], rows)
+        report.figures["speed"] = speed(Path(folder) / "llama", [1, 8, 32] if args.quick else [1, 8, 32, 128], 64)
+    report.figures["seconds"] = time.perf_counter() - started
+    columns = ["batch", "helios tokens/s", "transformers tokens/s", "decode ratio", "prefill ratio"]
+    show(
+        "bfloat16 on CUDA",
+        columns,
+        [[str(b), *(f"{v:.2f}" for v in f.values())] for b, f in report.figures["speed"].items()],
+    )
+    draw(report)
+    report.finish()
+
+
+def draw(report: Report) -> None:
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for name in ("transformers", "helios"):
+        values = [f[f"{name}_decode"] for f in report.figures["speed"].values()]
+        axis.plot([str(b) for b in report.figures["speed"]], values, marker="o", label=name)
+    axis.set(title="Decode on CUDA, bfloat16", xlabel="batch", ylabel="tokens/s", yscale="log")
+    axis.legend()
+    figure.tight_layout()
+    report.picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(report.picture, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
