@@ -1,4 +1,4 @@
-"""Random models of any shape, saved as Hugging Face directories: for tests, and for speed where weights do not matter."""
+"""Random models of any shape, as Hugging Face directories: for tests, and for speed where weights do not matter."""
 
 from pathlib import Path
 
