@@ -1,5 +1,6 @@
 """Starting an app over HTTP and stopping it: Ray, the actors, Serve, in this order and back."""
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ def start(config: AppConfig, address: Address, detached: bool) -> Started:
 
     Raises HeliosError. If the app did not run before, a failure leaves nothing behind; one that did goes on.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     _ensure_ray(config.ray_address)
     fresh = config.app not in list_apps()
     try:
@@ -63,13 +65,13 @@ def stop(app: str, ray_address: str | None = None, drain_s: float = 0.0) -> tupl
         serve.delete(app)
         stopped.append(f"the HTTP service of '{app}'")
     stopped += [f"actor {name}" for name in stop_app(app, drain_s)]
-    if _serve_runs() and not serve.status().applications:
-        serve.shutdown()
     ours = local_ray()
     if ours is not None and ray.get_runtime_context().gcs_address == ours.address and not list_apps():
         ray.shutdown()
         stop_local_ray()
         stopped.append(f"Ray at {ours.address}")
+    elif _serve_runs() and not serve.status().applications:
+        serve.shutdown()
     return tuple(stopped)
 
 
