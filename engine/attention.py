@@ -50,20 +50,18 @@ class AttentionGroup(Protocol):
 class DecodeGroup:
     """One row each of several sequences, padded to the longest of them."""
 
+    device: Device
     rows: slice
     chunks: Tensor
     """Chunks of ``KVCache.gather_rows`` [2 * B * n_kv * n_blocks]."""
-    length: int
-    """Positions of the longest sequence (counted from the first gathered block)."""
     mask: Tensor | None
-    """Additive [B, 1, 1, length]; None when all are equally long."""
+    """Additive [B, 1, 1, 64 * n_blocks]; None when every gathered position is seen."""
 
     def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
         b = self.rows.stop - self.rows.start
         query = qkv[self.rows, : spec.q_size].view(b, spec.n_kv_heads, -1, spec.head_dim)  # [B, n_kv, group, d]
-        keys, values = kv.gather(layer, self.chunks, b, self.length)
-        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
-        return out.reshape(b, spec.q_size)
+        keys, values = kv.gather(layer, self.chunks, b)
+        return self.device.decode_attention(query, keys, values, self.mask).reshape(b, spec.q_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,8 @@ class ChunkGroup:
     rows: slice
     chunks: Tensor | None
     """As in DecodeGroup; None when nothing precedes the chunk, whose K and V are then at hand in qkv."""
-    length: int
     mask: Tensor | None
-    """Additive [count, length]; None: causal from the first position."""
+    """Additive [count, 64 * n_blocks]; None: causal from the first position."""
 
     def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
         count, n_kv, d = self.rows.stop - self.rows.start, spec.n_kv_heads, spec.head_dim
@@ -84,8 +81,8 @@ class ChunkGroup:
             own = qkv[self.rows, spec.q_size :].view(count, 2, n_kv, d).permute(1, 2, 0, 3)  # [2, n_kv, S, d]
             keys, values = own[0], own[1]
         else:
-            keys, values = (x[0] for x in kv.gather(layer, self.chunks, 1, self.length))
-        shape = (n_kv, query.shape[1], self.length, d)  # the group's heads read one K and V: stride 0
+            keys, values = (x[0] for x in kv.gather(layer, self.chunks, 1))
+        shape = (n_kv, query.shape[1], keys.shape[1], d)  # the group's heads read one K and V: stride 0
         out = F.scaled_dot_product_attention(
             query,
             keys.unsqueeze(1).expand(shape),
@@ -126,32 +123,31 @@ class AttentionPlanner:
     def _decode(self, spans: list[Span], window: int | None) -> DecodeGroup:
         firsts = np.array([_first_block(span.start, window) for span in spans])
         lengths = np.array([span.length for span in spans]) - firsts * BLOCK
-        longest = int(lengths.max())
-        tables = np.zeros((len(spans), blocks_for(longest)), dtype=np.int64)
+        tables = np.zeros((len(spans), blocks_for(int(lengths.max()))), dtype=np.int64)
         for row, (span, first) in enumerate(zip(spans, firsts.tolist(), strict=True)):
             owned = span.blocks[first : blocks_for(span.length)]
             tables[row, : len(owned)] = owned
-        positions = np.arange(longest)
+        positions = np.arange(tables.shape[1] * BLOCK)
         hidden = positions >= lengths[:, None]
         if window is not None:
             hidden |= positions < lengths[:, None] - window
         mask = self._additive(hidden)[:, None, None] if hidden.any() else None
         chunks = self.device.index(self.kv.gather_rows(tables))
-        return DecodeGroup(slice(spans[0].row, spans[-1].row + 1), chunks, longest, mask)
+        return DecodeGroup(self.device, slice(spans[0].row, spans[-1].row + 1), chunks, mask)
 
     def _chunk(self, span: Span, window: int | None) -> ChunkGroup:
         rows = slice(span.row, span.row + span.count)
         if span.start == 0 and (window is None or span.count <= window):
-            return ChunkGroup(rows, None, span.count, None)
+            return ChunkGroup(rows, None, None)
         first = _first_block(span.start, window)
         tables = np.array([span.blocks[first : blocks_for(span.length)]], dtype=np.int64)
         query = np.arange(span.start, span.length)[:, None]
-        keys = np.arange(first * BLOCK, span.length)
+        keys = first * BLOCK + np.arange(tables.size * BLOCK)
         hidden = keys > query
         if window is not None:
             hidden |= keys <= query - window
         chunks = self.device.index(self.kv.gather_rows(tables))
-        return ChunkGroup(rows, chunks, len(keys), self._additive(hidden))
+        return ChunkGroup(rows, chunks, self._additive(hidden))
 
     def _additive(self, hidden: np.ndarray) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self.device.dtype, device=self.device.torch_device)

@@ -20,6 +20,11 @@ from torch import Tensor
 from .config import EngineConfig
 from .errors import ConfigError
 
+FUSED_ATTENTION_ELEMENTS = 130_000
+"""Elements of K up to which torch's fused attention decodes faster on a CPU than two batched products do. It works
+through one head at a time: 2.4 times as slow for 32 sequences of 160 positions and 3 KV heads, 8 times for 8 sequences
+with 32 KV heads (bf16, two threads)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +41,13 @@ class Device(ABC):
     @abstractmethod
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
+
+    @abstractmethod
+    def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of one position each of B sequences: [B, n_kv, group, d], as ``query``.
+
+        ``keys`` and ``values`` are contiguous [B, n_kv, T, d], ``mask`` additive [B, 1, 1, T] or None.
+        """
 
     @abstractmethod
     def host_empty(self, shape: Sequence[int]) -> Tensor:
@@ -85,6 +97,16 @@ class CpuDevice(Device):
         finally:
             torch._C._set_mkldnn_enabled(True)
 
+    def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        b, n_kv, group, d = query.shape
+        if group > 1 and keys.numel() <= FUSED_ATTENTION_ELEMENTS:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        length = keys.shape[2]
+        keys, values = keys.view(-1, length, d), values.view(-1, length, d)
+        bias = query.new_zeros(()) if mask is None else mask.expand(b, n_kv, 1, length).reshape(-1, 1, length)
+        scores = torch.baddbmm(bias, query.reshape(-1, group, d), keys.transpose(1, 2), alpha=d**-0.5)
+        return torch.bmm(scores.softmax(-1), values).view(b, n_kv, group, d)
+
     def host_empty(self, shape: Sequence[int]) -> Tensor:
         return torch.empty(tuple(shape), dtype=self.dtype)
 
@@ -115,6 +137,9 @@ class CudaDevice(Device):
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(rows, weight, bias)
+
+    def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
     def host_empty(self, shape: Sequence[int]) -> Tensor:
         return torch.empty(tuple(shape), dtype=self.dtype, pin_memory=True)

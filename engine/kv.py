@@ -127,13 +127,14 @@ class KVCache:
         """Store K and V heads [R * 2 * n_kv_heads, head_dim] at ``rows`` of ``write_rows``."""
         self.layers[layer].index_copy_(0, rows, heads)
 
-    def gather(self, layer: int, chunks: Tensor, sequences: int, length: int) -> tuple[Tensor, Tensor]:
-        """K and V [sequences, n_kv_heads, length, head_dim] from the chunks of ``gather_rows``.
+    def gather(self, layer: int, chunks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """K and V [sequences, n_kv_heads, positions, head_dim] from the chunks of ``gather_rows``, contiguous.
 
-        Views of the scratch buffer: valid until the next call.
+        Whole blocks, so the last positions may hold anything finite. Views of the scratch buffer: valid until the
+        next call.
         """
         width = BLOCK * self.spec.head_dim
         out = self._scratch[: chunks.numel() * width].view(-1, width)
         torch.index_select(self.layers[layer].view(-1, width), 0, chunks, out=out)
-        both = out.view(2, sequences, self.spec.n_kv_heads, -1, self.spec.head_dim)[:, :, :, :length]
+        both = out.view(2, sequences, self.spec.n_kv_heads, -1, self.spec.head_dim)
         return both[0], both[1]

@@ -42,7 +42,7 @@ def test_what_is_written_is_gathered_whatever_the_order_of_blocks() -> None:
         cache.write(1, torch.from_numpy(rows), heads.reshape(-1, SPEC.head_dim))
         written.append(heads)
     padded = np.array([[5, 0, 3], [2, 6, 0]])
-    keys, values = cache.gather(1, torch.from_numpy(cache.gather_rows(padded)), sequences=2, length=150)
+    keys, values = cache.gather(1, torch.from_numpy(cache.gather_rows(padded)), sequences=2)
     for i, (heads, length) in enumerate(zip(written, lengths, strict=True)):
         assert torch.equal(keys[i, :, :length], heads[:, 0].transpose(0, 1))
         assert torch.equal(values[i, :, :length], heads[:, 1].transpose(0, 1))
