@@ -5,6 +5,7 @@ import typer
 from ..models.cli import models_app
 from .batch import batch
 from .chat import chat
+from .demo import demo
 from .generate import generate
 from .group import HeliosGroup
 from .serve import serve
@@ -17,9 +18,10 @@ app = typer.Typer(
     cls=HeliosGroup,
     help="Serve language models on less hardware than they seem to need.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, stop, status, generate, chat, batch, version):
+for command in (demo, serve, stop, status, generate, chat, batch, version):
     app.command()(command)
 app.add_typer(models_app, name="models")
