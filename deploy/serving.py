@@ -35,7 +35,7 @@ def start(config: AppConfig, address: Address, detached: bool) -> Started:
 
     Raises HeliosError. If the app did not run before, a failure leaves nothing behind; one that did goes on.
     """
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    _quieten()
     _ensure_ray(config.ray_address)
     fresh = config.app not in list_apps()
     try:
@@ -56,6 +56,7 @@ def stop(app: str, ray_address: str | None = None, drain_s: float = 0.0) -> tupl
 
     Raises ConfigError if a cluster that was named cannot be reached.
     """
+    _quieten()
     drop_record(app)
     if ray_address is None and "RAY_ADDRESS" not in os.environ and local_ray() is None:
         return ()
@@ -65,13 +66,14 @@ def stop(app: str, ray_address: str | None = None, drain_s: float = 0.0) -> tupl
         serve.delete(app)
         stopped.append(f"the HTTP service of '{app}'")
     stopped += [f"actor {name}" for name in stop_app(app, drain_s)]
+    if _serve_runs() and not serve.status().applications:
+        # Before Ray, which otherwise waits for Serve's processes to give up.
+        serve.shutdown()
     ours = local_ray()
     if ours is not None and ray.get_runtime_context().gcs_address == ours.address and not list_apps():
         ray.shutdown()
         stop_local_ray()
         stopped.append(f"Ray at {ours.address}")
-    elif _serve_runs() and not serve.status().applications:
-        serve.shutdown()
     return tuple(stopped)
 
 
@@ -83,9 +85,17 @@ def must_be_alive(config: AppConfig) -> None:
 
 def _ensure_ray(address: str | None) -> None:
     """The cluster that is named, else the one of RAY_ADDRESS, else our own, started if need be."""
-    if address is None and "RAY_ADDRESS" not in os.environ:
-        address = start_local_ray().address
-    connect_ray(address)
+    if address is not None or "RAY_ADDRESS" in os.environ:
+        connect_ray(address)
+        return
+    ran = local_ray() is not None
+    started = start_local_ray()
+    try:
+        connect_ray(started.address)
+    except BaseException:
+        if not ran:
+            stop_local_ray()
+        raise
 
 
 def _ensure_serve(address: Address) -> None:
@@ -105,3 +115,8 @@ def _ensure_serve(address: Address) -> None:
 def _serve_runs() -> bool:
     # Serve has no public question for this that does not start it.
     return _get_global_client(raise_if_no_controller_running=False) is not None
+
+
+def _quieten() -> None:
+    """Serve tells of each step; the command line says what matters in its own words."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)

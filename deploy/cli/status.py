@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +15,7 @@ from ..state import DEFAULT_APP, running_url
 from . import options as o
 from .sources import get_json
 
-_COLUMNS = ("model", "replica", "state", "running", "waiting", "tokens", "tokens/s", "KV used", "memory")
+_COLUMNS = ("model", "#", "state", "run", "wait", "tokens", "tok/s", "KV blocks", "memory")
 
 
 def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJson = False) -> None:
@@ -40,9 +41,10 @@ def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJs
 
 def _table(report: dict[str, Any], url: str) -> Table:
     streams = report["streams"]
-    table = Table(title=f"{report['app']} at {url}, {streams['open']} of {streams['limit']} places taken")
+    title = f"{report['app']} at {url}, {streams['open']} of {streams['limit']} places taken"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("model", "state") else "right")
+        table.add_column(name, justify="left" if name in ("model", "state") else "right", no_wrap=True)
     for model in report["models"]:
         for replica in model["replicas"]:
             table.add_row(model["model"], *_row(replica))
@@ -50,16 +52,18 @@ def _table(report: dict[str, Any], url: str) -> Table:
 
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
-    first = (str(replica["replica"]), replica["state"], str(replica["running"]), str(replica["waiting"]))
-    if "stats" not in replica:
+    """The replica's own numbers; the router's, which are a report old, where it does not answer."""
+    stats = replica.get("stats", {})
+    queue = {**replica, **stats}
+    first = (str(replica["replica"]), replica["state"], str(queue["running"]), str(queue["waiting"]))
+    if not stats:
         return *first, replica.get("error", "")
-    stats = replica["stats"]
     tokens, busy_s = stats["generated_tokens"], stats["busy_s"]
     held = sum(size for use, size in stats["memory"].items() if use != "capacity")
     return (
         *first,
         str(tokens),
         f"{tokens / busy_s:.1f}" if busy_s else "-",
-        f"{stats['kv_blocks_used']} of {stats['kv_blocks_total']}",
+        f"{stats['kv_blocks_used']}/{stats['kv_blocks_total']}",
         format_bytes(held),
     )
