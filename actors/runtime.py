@@ -1,8 +1,8 @@
 """The Ray cluster: joining one, or starting one of our own on this machine that outlives the process that did.
 
 Ours is bound to loopback, takes free ports and a temporary directory of its own, so it disturbs no other Ray here.
-It asks for Ray's token (``~/.ray/auth_token``, which any program of the same user finds by itself) unless
-RAY_AUTH_MODE says otherwise: without, every user of the machine could run code in it.
+It asks for Ray's token (``~/.ray/auth_token``) unless RAY_AUTH_MODE says otherwise: without, every user of the machine
+could run code in it.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 import ray
+from ray._private import ray_constants
+from ray._raylet import Config
 
 from engine.checkpoint.store import home
 from engine.errors import ConfigError
@@ -32,8 +34,11 @@ from .names import NAMESPACE
 PACKAGES = ("engine", "router", "actors", "deploy", "cluster")
 OBJECT_STORE_BYTES = 256 * 2**20
 """Tokens and counters are all that goes through it."""
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Set to 0, Ray forms no cluster across machines and listens on loopback alone, as it does on Windows and macOS."""
 START_S = 60.0
-STOP_S = 15.0
+STOP_S = 5.0
+"""For Ray to end by itself; it waits longer for detached actors, which nobody needs once their cluster goes."""
 PROBE_S = 3.0
 
 
@@ -69,6 +74,8 @@ def connect_ray(address: str | None = None) -> None:
     remedy = "start it with `helios serve`, or pass the address of a cluster that runs"
     if target != "auto" and "://" not in target and not _reachable(target):
         raise ConfigError(f"Ray is not reachable at {target}; {remedy}")
+    if local is not None and target == local.address:
+        _adopt_settings()
     try:
         ray.init(address=target, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -159,8 +166,20 @@ def _command(temp_dir: Path, num_cpus: int | None, dashboard: bool) -> list[str]
     return [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
 
 
+def _adopt_settings() -> None:
+    """Have this process use loopback and the token, as our cluster does.
+
+    Ray reads both settings when it is imported, and offers no other way to change them than the ones it uses itself.
+    """
+    os.environ[LOOPBACK] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")
+
+
 def _environment() -> dict[str, str]:
-    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", LOOPBACK: "0"}
     env.setdefault("RAY_AUTH_MODE", "token")
     if env["RAY_AUTH_MODE"] == "token" and not (env.get("RAY_AUTH_TOKEN") or env.get("RAY_AUTH_TOKEN_PATH")):
         token = Path.home() / ".ray" / "auth_token"
