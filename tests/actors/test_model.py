@@ -1,12 +1,14 @@
 """ModelActor as a plain object: what it does needs no cluster, save for reporting."""
 
 import asyncio
+import threading
 
 import pytest
 
 from actors import model as model_module
 from actors.messages import Opened
 from actors.model import ModelActor
+from actors.reporter import Reporter
 from engine.engine import Engine
 from engine.errors import EngineDeadError, InvalidRequestError, ModelNotFoundError
 from engine.request import Request, SamplingParams
@@ -141,3 +143,15 @@ async def test_a_model_that_cannot_be_loaded_says_so_to_every_call():
     for call in (actor.ready(), actor.generate("hello"), actor.stats(), actor.check()):
         with pytest.raises(ModelNotFoundError, match="/no/such/model"):
             await call
+
+
+async def test_a_dead_engine_ends_its_requests_and_is_noticed(actor, monkeypatch):
+    def fault():
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(actor._loop.engine, "step", fault)
+    with pytest.raises(EngineDeadError, match="the device is gone"):
+        await actor.generate("hello", GREEDY)
+    died = threading.Event()
+    Reporter("lab", actor._report, lambda: actor._loop.alive, died.set).start()
+    assert await asyncio.to_thread(died.wait, 10)
