@@ -49,7 +49,7 @@ def _import_directory(path: Path, target: Path, copy: bool, force: bool) -> None
     from engine.checkpoint.index import Checkpoint
 
     check(Checkpoint(path), ModelSpec.from_directory(path))
-    if target.resolve() == path:
+    if target.resolve() == path and not target.is_symlink():
         raise HeliosError(f"{path} is the store's own '{target.name}'; there is nothing to import")
     if copy:
         with staged(target, replace=force) as temporary:
