@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 MODEL = "smollm2-135m-instruct"
+STORE = Path(os.environ.get("HELIOS_HOME", "~/.cache/helios")).expanduser() / "models"
+"""The user's own store, whatever HELIOS_HOME a test sets."""
 
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """Directory of the default model in the model store; a test that asks for it is marked ``model``."""
-    home = Path(os.environ.get("HELIOS_HOME", "~/.cache/helios")).expanduser()
-    directory = home / "models" / MODEL
+    directory = STORE / MODEL
     if not (directory / "config.json").is_file():
         pytest.fail(f"{directory} holds no model; run `make model` or `helios models pull {MODEL}`")
     return directory

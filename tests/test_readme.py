@@ -79,11 +79,10 @@ def test_the_offline_example_of_the_readme_runs() -> None:
 @pytest.mark.model
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_the_demo_answers_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_the_demo_answers_and_leaves_nothing_running(tmp_path: Path, smollm2_dir: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    store = Path(os.environ.get("HELIOS_HOME", "~/.cache/helios")).expanduser() / "models"
-    (home / "models").symlink_to(store)
+    (home / "models").symlink_to(smollm2_dir.parent)
     helios = Path(sys.executable).with_name("helios")
     env = {**os.environ, "HELIOS_HOME": str(home)}
     done = subprocess.run([helios, "demo"], capture_output=True, text=True, timeout=500, check=False, env=env)

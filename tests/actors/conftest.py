@@ -22,7 +22,7 @@ def engine_config(tiny: Path) -> EngineConfig:
     return tiny_app("any", tiny).models[0].engine_config()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An in-process Ray, its actors' HELIOS_HOME a temporary directory."""
     import ray
@@ -44,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(cluster: None, tiny: Path) -> Iterator[AppConfig]:
     """The app "lab" with two replicas of a model "tiny"."""
     config = tiny_app("lab", tiny, replicas=2)

@@ -1,4 +1,4 @@
-"""A real `helios serve` for the session: its own process, port, state directory and Ray; the shared model store."""
+"""A real `helios serve` for these tests: its own process, port, state directory and Ray; the shared model store."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ import openai
 import pytest
 import yaml
 
-from engine.checkpoint.store import DEFAULT_MODEL, home, list_models
+from engine.checkpoint.store import DEFAULT_MODEL
 
 START_S = 180
 MAX_QUEUED = 40
@@ -64,12 +64,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if DEFAULT_MODEL not in list_models():
-        pytest.skip(f"needs the model {DEFAULT_MODEL}: run `helios models pull {DEFAULT_MODEL}`")
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("helios")
-    (root / "models").symlink_to(home() / "models")
+    (root / "models").symlink_to(smollm2_dir.parent)
     config = {
         "models": [{"name": DEFAULT_MODEL, "dtype": "float32", "memory": "1500MB", "threads": 1}],
         "http": {"port": free_port(), "max_queued": MAX_QUEUED, "max_body_bytes": 100_000},

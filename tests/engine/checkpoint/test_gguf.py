@@ -1,114 +1,185 @@
-"""GGUF import: the model computes what the original computed, and what cannot be imported leaves nothing behind."""
+"""A GGUF file becomes the model it was made from; what cannot be imported is refused before anything is written."""
 
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+import transformers
+from safetensors.torch import load_file
 
-from benchmarks.random_model import byte_tokenizer
+from engine.checkpoint import gguf as gguf_module
 from engine.checkpoint.gguf import import_gguf
+from engine.checkpoint.gguf_config import LLAMA3_ROPE
+from engine.checkpoint.store import Origin, read_origin
 from engine.errors import CheckpointError, HeliosError, UnsupportedModelError
 from engine.spec import ModelSpec
-from tests.engine.sweeps import Bench
-from tests.engine.tiny import CONFIGS, save_tiny
 
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+from .gguf_files import EOS, EOT, write_gguf
+
+Q8_ERROR = 0.03
+"""Of a normal weight: half a step of a block's largest value over 127."""
 
 
-def write_gguf(directory: Path, file: Path, architecture: str = "llama") -> None:
-    """A tiny Llama as llama.cpp's converter writes it: pairs of rotated rows side by side."""
-    config = CONFIGS["llama"]
-    writer = gguf.GGUFWriter(file, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    vocabulary = byte_tokenizer().get_vocab()
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if i < 3 else 1 for i in range(len(tokens))])
-    merges = json.loads(byte_tokenizer().backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    for name, tensor in model.state_dict().items():
-        writer.add_tensor(_gguf_name(name), _pairs_beside(name, tensor, config).numpy().astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "in" / "tiny.gguf"
 
 
-def _gguf_name(name: str) -> str:
-    if name in TOP or name == "lm_head.weight":
-        return TOP.get(name, "output.weight")
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, file: Path) -> None:
+    file.parent.mkdir()
+    (tmp_path / "out").mkdir()
 
 
-def _pairs_beside(name: str, tensor: torch.Tensor, config: object) -> torch.Tensor:
-    if "q_proj" not in name and "k_proj" not in name:
-        return tensor
-    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads  # type: ignore[attr-defined]
-    halves = tensor.reshape(heads, 2, -1, tensor.shape[1])
-    return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "model"
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("original"), "llama")
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("piece_elements", [gguf_module.PIECE_ELEMENTS, 100])
+def test_the_weights_are_those_the_file_was_made_from(
+    file: Path, target: Path, family: str, piece_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_module, "PIECE_ELEMENTS", piece_elements)
+    original = write_gguf(file, family).state_dict()
+    import_gguf(file, target, dtype="float32")
+    imported = load_file(target / "model.safetensors")
+    assert imported.keys() == {name for name in original if name != "lm_head.weight" or family != "llama-tied"}
+    for name, tensor in imported.items():
+        error = (tensor - original[name]).abs().max()
+        assert error <= (Q8_ERROR if "mlp" in name else 0), name
 
 
-def test_an_imported_model_computes_what_the_original_does(original: Path, tmp_path: Path) -> None:
-    write_gguf(original, tmp_path / "tiny.gguf")
-    import_gguf(tmp_path / "tiny.gguf", tmp_path / "imported", dtype="float32")
-    tokens = list(range(5, 60))
-    expected = Bench(original).logits(tokens)
-    assert torch.allclose(Bench(tmp_path / "imported").logits(tokens), expected, atol=1e-5)
-    assert ModelSpec.from_directory(tmp_path / "imported").eos_ids == (2,)
+def test_transformers_and_the_engine_read_the_result(file: Path, target: Path) -> None:
+    original = write_gguf(file, "qwen3")
+    import_gguf(file, target, extra_eos_ids=(EOS, 93))
+    spec = ModelSpec.from_directory(target)
+    assert spec.eos_ids == (EOS, EOT, 93)
+    assert spec.dtype == "bfloat16"
+    assert spec.norm_eps == original.config.rms_norm_eps
+    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert model.config.head_dim == original.config.head_dim
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    assert tokenizer.eos_token_id == EOS
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "ab"
 
 
-def test_an_architecture_that_is_not_supported_is_refused_by_name(original: Path, tmp_path: Path) -> None:
-    write_gguf(original, tmp_path / "other.gguf", "mamba")
-    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported"):
-        import_gguf(tmp_path / "other.gguf", tmp_path / "imported")
-    assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
+def test_progress_counts_every_element(file: Path, target: Path) -> None:
+    original = write_gguf(file, "llama")
+    seen: list[tuple[int, int]] = []
+    import_gguf(file, target, progress=lambda done, total: seen.append((done, total)))
+    total = sum(tensor.numel() for tensor in original.state_dict().values())
+    assert seen[-1] == (total, total)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.95])
-def test_a_truncated_file_is_refused_and_nothing_is_left(original: Path, tmp_path: Path, share: float) -> None:
-    whole, cut = tmp_path / "whole.gguf", tmp_path / "cut.gguf"
-    write_gguf(original, whole)
-    content = whole.read_bytes()
-    cut.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(HeliosError, match=r"cut\.gguf"):
-        import_gguf(cut, tmp_path / "imported")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.gguf", "whole.gguf"]
+def test_where_it_came_from_is_noted(file: Path, target: Path) -> None:
+    write_gguf(file, "llama")
+    import_gguf(file, target)
+    assert read_origin(target).source == str(file)
+    import_gguf(file, target, origin=Origin("hub a/b", "MIT"), replace=True)
+    assert read_origin(target) == Origin("hub a/b", "MIT")
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("hello")
-    with pytest.raises(CheckpointError, match="is no GGUF file"):
-        import_gguf(tmp_path / "text.gguf", tmp_path / "imported")
+def test_a_sliding_window_makes_it_a_mistral(file: Path, target: Path) -> None:
+    write_gguf(file, "llama", **{"attention.sliding_window": 16})
+    import_gguf(file, target)
+    spec = ModelSpec.from_directory(target)
+    assert (spec.architecture, spec.windows) == ("mistral", (16, 16))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling_is_kept(file: Path, target: Path, kind: str) -> None:
+    scaling = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+    write_gguf(file, "llama", **scaling)
+    import_gguf(file, target)
+    rope = ModelSpec.from_directory(target).rope
+    assert rope is not None
+    assert (rope.type, rope.param("factor")) == (kind, 4.0)
+
+
+def _llama3_factors(factor: float, head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
+    """What transformers' own llama3 rope divides the frequencies by."""
+    parameters = LLAMA3_ROPE | {"rope_type": "llama3", "rope_theta": theta, "factor": factor}
+    config = transformers.LlamaConfig(
+        head_dim=head_dim, hidden_size=32, num_attention_heads=4, rope_parameters=parameters
+    )
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    return (theta ** -(np.arange(0, head_dim, 2) / head_dim) / scaled.numpy()).astype(np.float32)
+
+
+def test_llama_3_frequency_factors_become_its_rope_parameters(file: Path, target: Path) -> None:
+    write_gguf(file, "llama", rope_freqs=_llama3_factors(32.0), **{"rope.freq_base": 10000.0})
+    import_gguf(file, target)
+    rope = ModelSpec.from_directory(target).rope
+    assert rope is not None
+    assert (rope.type, rope.param("factor")) == ("llama3", 1.0 if _llama3_factors(32.0).max() < 2 else 32.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"expert_count": 8}, "mixtures of experts"),
+        ({"rope.dimension_count": 4}, "only 4 of 8 dimensions"),
+        ({"rope.scaling.type": "longrope"}, "'longrope' is not supported"),
+        ({"rope_freqs": [1, 5, 2, 8]}, "rope_freqs.weight"),
+    ],
+)
+def test_a_feature_the_engine_lacks_is_refused_by_name(file: Path, target: Path, metadata: dict, says: str) -> None:
+    write_gguf(file, "llama", **metadata)
+    with pytest.raises(UnsupportedModelError, match=says):
+        import_gguf(file, target)
+    assert not list(target.parent.iterdir())
+
+
+def test_an_unsupported_architecture_is_refused_by_name(file: Path, target: Path) -> None:
+    write_gguf(file, "llama")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"llama", b"gemma", 1))
+    with pytest.raises(UnsupportedModelError, match="architecture 'gemma' is not supported"):
+        import_gguf(file, target)
+    assert not list(target.parent.iterdir())
+
+
+@pytest.mark.parametrize("kept", [0, 2, 10, 100, 3000, -1])
+def test_a_truncated_file_is_refused(file: Path, target: Path, kept: int) -> None:
+    write_gguf(file, "llama")
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match="tiny.gguf"):
+        import_gguf(file, target)
+    assert not list(target.parent.iterdir())
+
+
+def test_another_format_and_a_missing_file_are_refused(file: Path, target: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        import_gguf(file, target)
+    file.write_bytes(b"PK\x03\x04 and so on")
+    with pytest.raises(CheckpointError, match="no GGUF file: it starts with"):
+        import_gguf(file, target)
+
+
+def test_an_interrupt_leaves_nothing(file: Path, target: Path) -> None:
+    write_gguf(file, "llama")
+
+    def interrupt(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_gguf(file, target, progress=interrupt)
+    assert not list(target.parent.iterdir())
+
+
+def test_an_existing_directory_is_not_touched(file: Path, target: Path) -> None:
+    write_gguf(file, "llama")
+    target.mkdir()
+    with pytest.raises(HeliosError, match="there already"):
+        import_gguf(file, target)
+    assert not list(target.iterdir())
+
+
+@pytest.mark.model
+def test_the_default_model_ends_its_turns(smollm2_dir: Path) -> None:
+    assert ModelSpec.from_directory(smollm2_dir).eos_ids == (2,)
+    assert json.loads((smollm2_dir / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"

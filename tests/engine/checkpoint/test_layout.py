@@ -1,6 +1,8 @@
 """Fused tensors hold what transformers' modules hold; a checkpoint that differs from its config is refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,8 @@ def test_old_buffers_and_a_spare_tied_head_are_harmless(tmp_path: Path) -> None:
         **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4), "lm_head.weight": torch.zeros(96, 32)},
     )
     check(Checkpoint(tmp_path), ModelSpec.from_directory(tmp_path))
+
+
+def test_layout_and_store_need_no_torch() -> None:
+    code = "import sys, engine.checkpoint.layout, engine.checkpoint.store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
