@@ -31,8 +31,8 @@ NAMES = {
 }
 
 
-def write_gguf(path: Path, family: str, **metadata: Any) -> transformers.PreTrainedModel:
-    """Write the family's tiny model in fp32 (matrices with rows of 32 in Q8_0) and return it.
+def write_gguf(path: Path, family: str, quantise: bool = True, **metadata: Any) -> transformers.PreTrainedModel:
+    """Write the family's tiny model in fp32 (if told to quantise, MLP matrices with rows of 32 in Q8_0) and return it.
 
     ``metadata`` adds or replaces keys of the architecture; "rope_freqs" adds that tensor.
     """
@@ -47,7 +47,8 @@ def write_gguf(path: Path, family: str, **metadata: Any) -> transformers.PreTrai
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(model.model.layers[0].self_attn.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if "rope.freq_base" not in metadata:
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_tokenizer(writer)
     factors = metadata.pop("rope_freqs", None)
     for key, value in metadata.items():
@@ -57,7 +58,7 @@ def write_gguf(path: Path, family: str, **metadata: Any) -> transformers.PreTrai
         writer.add_tensor("rope_freqs.weight", np.asarray(factors, dtype=np.float32))
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
-            _add_tensor(writer, name, tensor, config)
+            _add_tensor(writer, name, tensor, config, quantise)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -79,7 +80,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, config: Any) -> None:
+def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, config: Any, quantise: bool) -> None:
     value = tensor.numpy()
     for head, count in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
         if config.model_type == "llama" and f"{head}.weight" in name:
@@ -91,7 +92,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, config
         target = f"blk.{layer}.{NAMES[stem]}.{kind}"
     else:
         target = f"{NAMES[stem]}.{kind}"
-    if value.ndim == 2 and value.shape[1] == 32 and "mlp" in name:
+    if quantise and value.ndim == 2 and value.shape[1] == 32 and "mlp" in name:
         kind8 = gguf.GGMLQuantizationType.Q8_0
         writer.add_tensor(target, gguf.quantize(value, kind8), raw_dtype=kind8)
     else:
