@@ -30,6 +30,7 @@ class Published:
     hidden_size: int
     vocabulary: int
     gguf_bytes: int
+    """About; for the check of disk space."""
     quantisation: str
     sha256: str
     """Of the carriers' files joined in their order."""
