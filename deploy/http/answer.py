@@ -53,10 +53,10 @@ class Answer(Response):
             for stream in self._work.streams:
                 stack.push_async_callback(stream.aclose)
             stack.enter_context(self._slots.take(len(self._work.streams)))
-            response = await self._begin(deadline_s)
+            response = await self._begin(deadline_s, stack)
             await response(scope, receive, send)
 
-    async def _begin(self, deadline_s: float) -> Response:
+    async def _begin(self, deadline_s: float, stack: AsyncExitStack) -> Response:
         work = self._work
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -65,6 +65,7 @@ class Answer(Response):
         except TimeoutError:
             raise timed_out(work.timeout_s) from None
         deltas = merge([_deltas(stream) for stream in work.streams], deadline_s, work.timeout_s)
+        stack.push_async_callback(deltas.aclose)  # before the streams, which its readers may be waiting on
         if work.streaming:
             body = events(shape, deltas, len(opened), work.include_usage)
             return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM_HEADERS)

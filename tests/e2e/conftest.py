@@ -83,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Itera
         _await_start(process, log)
         yield server
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0, log.read_text()
         assert not (root / "run" / "ray.json").exists(), "its Ray was left behind"
 
