@@ -69,16 +69,25 @@ class Feed:
         self._handle.cancel.remote(request_id)
 
     async def _run(self) -> None:
-        while (epoch := self._epoch()) is not None:
+        """Poll while there are streams, and then until the replica has nothing more of ours."""
+        last = None
+        while (epoch := self._epoch() or last) is not None:
+            drained = self._epoch() is None
             try:
                 deltas = await self._handle.poll.remote(self._owner, epoch)
             except Exception as error:  # whatever it is, the streams must not wait for ever
                 self._lose(lambda stream: stream.epoch is not None, str(told_apart(error)))
                 return
             for delta in deltas:
-                if stream := self._streams.get(delta.request_id):
-                    dead = isinstance(delta.error, EngineDeadError)
-                    stream.inbox.put_nowait(ReplicaLostError(str(delta.error)) if dead else delta)
+                self._pass_on(delta)
+            last = None if drained and not deltas else epoch
+
+    def _pass_on(self, delta: Delta) -> None:
+        if stream := self._streams.get(delta.request_id):
+            dead = isinstance(delta.error, EngineDeadError)
+            stream.inbox.put_nowait(ReplicaLostError(str(delta.error)) if dead else delta)
+        elif delta.finish_reason is None:  # nobody reads it, so nobody else will end it
+            self._cancel(delta.request_id)
 
     def _epoch(self) -> int | None:
         """The replica's present life, as far as the streams know; None when there is none to poll for."""
