@@ -14,6 +14,9 @@ _OPS = {
     "aten::addmm": "products",
     "mkldnn::_linear_pointwise": "products",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+    "aten::bmm": "attention",
+    "aten::baddbmm": "attention",
+    "aten::_softmax": "attention",
     "aten::index_select": "attention",
     "aten::index_copy_": "attention",
 }

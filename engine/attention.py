@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .device import Device
@@ -68,7 +67,10 @@ class DecodeGroup:
 class ChunkGroup:
     """Several rows of one sequence: a prefill chunk, or a draft to verify."""
 
+    device: Device
     rows: slice
+    start: int
+    """Which of the keys is the first position's own."""
     chunks: Tensor | None
     """As in DecodeGroup; None when nothing precedes the chunk, whose K and V are then at hand in qkv."""
     mask: Tensor | None
@@ -82,14 +84,7 @@ class ChunkGroup:
             keys, values = own[0], own[1]
         else:
             keys, values = (x[0] for x in kv.gather(layer, self.chunks, 1))
-        shape = (n_kv, query.shape[1], keys.shape[1], d)  # the group's heads read one K and V: stride 0
-        out = F.scaled_dot_product_attention(
-            query,
-            keys.unsqueeze(1).expand(shape),
-            values.unsqueeze(1).expand(shape),
-            attn_mask=self.mask,
-            is_causal=self.mask is None,
-        )
+        out = self.device.chunk_attention(query, keys, values, self.mask, self.start)
         return out.permute(2, 0, 1, 3).reshape(count, spec.q_size)
 
 
@@ -138,7 +133,7 @@ class AttentionPlanner:
     def _chunk(self, span: Span, window: int | None) -> ChunkGroup:
         rows = slice(span.row, span.row + span.count)
         if span.start == 0 and (window is None or span.count <= window):
-            return ChunkGroup(rows, None, None)
+            return ChunkGroup(self.device, rows, 0, None, None)
         first = _first_block(span.start, window)
         tables = np.array([span.blocks[first : blocks_for(span.length)]], dtype=np.int64)
         query = np.arange(span.start, span.length)[:, None]
@@ -147,7 +142,7 @@ class AttentionPlanner:
         if window is not None:
             hidden |= keys <= query - window
         chunks = self.device.index(self.kv.gather_rows(tables))
-        return ChunkGroup(rows, chunks, self._additive(hidden))
+        return ChunkGroup(self.device, rows, span.start - first * BLOCK, chunks, self._additive(hidden))
 
     def _additive(self, hidden: np.ndarray) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self.device.dtype, device=self.device.torch_device)

@@ -9,7 +9,7 @@ from .block import DecoderBlock
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig, format_bytes
-from .device import Device, open_device
+from .device import Device, open_device, query_rows
 from .errors import ConfigError, OutOfMemoryError
 from .executor import Executor
 from .kv import BLOCK, KVCache, block_bytes, blocks_for, scratch_bytes
@@ -69,7 +69,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     _refuse_beyond_machine(capacity, device)
     tier = Tier("device", device.torch_device, capacity)
     sampler = Sampler(spec.vocab_size, device.torch_device)
-    work = activation_bytes(spec, config, device) + sampler.workspace_bytes
+    work = activation_bytes(spec, config, device, context) + sampler.workspace_bytes
     n_blocks, scratch_blocks = _layout(config, spec, context, device, capacity, work)
     tier.hold(work, "activations")
     weights = load_resident(checkpoint, spec, device, tier, progress)
@@ -120,8 +120,9 @@ def _layout(
     return min(room, blocks_for(asked)), scratch_blocks
 
 
-def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device) -> int:
-    """Upper bound of what a sweep's hidden states and logits take, beside weights, KV and the workspaces."""
+def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:
+    """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces."""
     rows = config.prefill_rows + config.max_sequences
     width = 4 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
-    return (rows * width + config.max_sequences * spec.vocab_size) * device.dtype.itemsize
+    scores = 2 * query_rows(spec.n_heads, context) * spec.n_heads * context
+    return (rows * width + scores + config.max_sequences * spec.vocab_size) * device.dtype.itemsize

@@ -65,7 +65,9 @@ class Engine:
         self._scheduler = Scheduler(self._pool, self._layers, self.config.max_sequences, self.config.prefill_rows)
         self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
-        self._stats = EngineStats()
+        self._counters = EngineStats()
+        self._outgoing: list[tuple[Deliver, Delta]] = []
+        self._stats = self._snapshot()
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int], None] | None = None) -> "Engine":
@@ -145,20 +147,23 @@ class Engine:
             raise InvalidRequestError(f"request id '{request_id}' is in use; choose another", "request_id")
         self._sequences[request_id] = sequence
         self._scheduler.add(sequence)
-        self._stats.prompt_tokens += sequence.n_prompt
+        self._counters.prompt_tokens += sequence.n_prompt
+        self._stats = self._snapshot()
 
     def cancel(self, request_id: str) -> None:
         """End a request now and free its blocks. One that is not here may just have ended: nothing happens."""
         sequence = self._sequences.get(request_id)
         if sequence:
-            self._stats.cancelled_requests += 1
+            self._counters.cancelled_requests += 1
             self._finish(sequence, (), sequence.stop.flush(), "cancelled")
+            self._deliver()
 
     def fail_all(self, error: HeliosError) -> None:
         """End every request with an error as its reason."""
         for sequence in list(self._sequences.values()):
-            self._stats.failed_requests += 1
+            self._counters.failed_requests += 1
             self._finish(sequence, (), "", "error", error=error)
+        self._deliver()
 
     def step(self) -> bool:
         """Do one sweep and deliver what it produced; False if there was nothing to do."""
@@ -166,21 +171,32 @@ class Engine:
         if not shares:
             return False
         started = time.perf_counter()
-        sweep = Sweep(self._stats.sweeps, self._layers, shares, self._source, self._sink)
+        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, self._sink)
         logits = self._executor.run(sweep)
         sampled = [share.sequence for share in shares if share.logit_rows]
         with record_function("helios::sample"):
             tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])
         for sequence, token in zip(sampled, tokens, strict=True):
             self._accept(sequence, token)
-        self._stats.sweeps += 1
-        self._stats.busy_s += time.perf_counter() - started
+        self._counters.sweeps += 1
+        self._counters.busy_s += time.perf_counter() - started
+        self._deliver()
         return True
 
     def stats(self) -> EngineStats:
-        """A copy of the counters with the present gauges."""
+        """Counters and gauges that hold all that was delivered so far. A snapshot, so any thread may ask for it."""
+        return self._stats
+
+    def _deliver(self) -> None:
+        """Hand out what the last sweep or order produced. Who has a delta finds it counted in ``stats``."""
+        self._stats = self._snapshot()
+        outgoing, self._outgoing = self._outgoing, []
+        for deliver, delta in outgoing:
+            deliver(delta)
+
+    def _snapshot(self) -> EngineStats:
         return replace(
-            self._stats,
+            self._counters,
             preemptions=self._scheduler.preemptions,
             running=len(self._scheduler.running),
             waiting=self.waiting,
@@ -192,10 +208,10 @@ class Engine:
     def _accept(self, sequence: Sequence, token: Token) -> None:
         """Append a token, release the text it makes final, and end the sequence if it is due."""
         sequence.append(token.id)
-        stats, params, n = self._stats, sequence.params, len(sequence.output)
-        stats.generated_tokens += 1
-        stats.sum_logprob += token.logprob
-        stats.sum_confidence += token.confidence
+        counters, params, n = self._counters, sequence.params, len(sequence.output)
+        counters.generated_tokens += 1
+        counters.sum_logprob += token.logprob
+        counters.sum_confidence += token.confidence
         if token.id in sequence.stop_ids and n >= params.min_tokens:
             text = sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
             reason = None if token.id in self.spec.eos_ids else token.id
@@ -208,7 +224,7 @@ class Engine:
         if n == params.max_tokens:
             text += sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
             return self._finish(sequence, (token,), text, "length")
-        return sequence.deliver(Delta(sequence.request.request_id, (token,), text, sequence.usage))
+        return self._post(sequence, Delta(sequence.request.request_id, (token,), text, sequence.usage))
 
     def _finish(
         self,
@@ -222,9 +238,12 @@ class Engine:
         if sequence.status is not Status.FINISHED:
             self._scheduler.remove(sequence)
         del self._sequences[sequence.request.request_id]
-        self._stats.finished_requests += reason in ("stop", "length")
+        self._counters.finished_requests += reason in ("stop", "length")
         usage = sequence.usage
-        sequence.deliver(Delta(sequence.request.request_id, tokens, text, usage, reason, stop_reason, error))
+        self._post(sequence, Delta(sequence.request.request_id, tokens, text, usage, reason, stop_reason, error))
+
+    def _post(self, sequence: Sequence, delta: Delta) -> None:
+        self._outgoing.append((sequence.deliver, delta))
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

@@ -28,7 +28,6 @@ class EngineLoop:
         self._condition = threading.Condition()
         self._closing = False
         self._deadline = 0.0
-        self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="helios-engine", daemon=True)
 
     @property
@@ -52,7 +51,7 @@ class EngineLoop:
             if self.engine.has(request_id) or any(s.request.request_id == request_id for s in self._inbox):
                 raise InvalidRequestError(f"request id '{request_id}' is in use; choose another", "request_id")
             waiting = len(self._inbox) + self.engine.waiting
-            idle = self.engine.config.max_sequences - self._stats.running
+            idle = self.engine.config.max_sequences - self.stats().running
             if waiting >= limit + max(idle, 0):
                 raise OverloadedError(f"{waiting} requests wait already and the limit is {limit}; try again later")
             self._inbox.append(sequence)
@@ -65,8 +64,8 @@ class EngineLoop:
             self._condition.notify()
 
     def stats(self) -> EngineStats:
-        """The engine's counters as of the end of the last sweep."""
-        return self._stats
+        """The engine's counters: all that was delivered is in them."""
+        return self.engine.stats()
 
     def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those begun finish for up to ``drain_s`` seconds, cancel the rest, and stop."""
@@ -80,7 +79,6 @@ class EngineLoop:
         try:
             while self._take_orders():
                 self.engine.step()
-                self._stats = self.engine.stats()
         except Exception as fault:
             log.exception("the engine stopped on an internal fault")
             self._die(EngineDeadError(f"the engine stopped on an internal fault: {type(fault).__name__}: {fault}"))
@@ -106,4 +104,3 @@ class EngineLoop:
             while self._inbox:
                 self.engine.add(self._inbox.popleft())
         self.engine.fail_all(error)
-        self._stats = self.engine.stats()
