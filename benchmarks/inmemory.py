@@ -21,10 +21,10 @@ from benchmarks.prompts import prompts
 from benchmarks.report import Report, parser, show
 from engine.checkpoint.store import resolve
 from engine.device import usable_cores
-from engine.kv import block_bytes
+from engine.kv import BLOCK, block_bytes
 from engine.llm import LLM
 from engine.request import SamplingParams
-from engine.weights import weight_bytes
+from engine.units import Unit, matrix_bytes, units
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -100,8 +100,8 @@ def run_helios(llm: LLM, ids: list[list[int]], n_tokens: int) -> tuple[Speed, li
 def floor_ms(llm: LLM, batch: int, length: int, bandwidth: float, rate: float) -> tuple[float, str]:
     """Least time of a decode sweep, and which limit it is."""
     spec, dtype = llm.engine.spec, llm.engine.device.dtype
-    weights = weight_bytes(spec, dtype, range(spec.n_layers))
-    kv = batch * length * block_bytes(spec, dtype, spec.n_layers) / 64
+    weights = sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers))
+    kv = batch * length * block_bytes(spec, dtype, spec.n_layers) / BLOCK
     memory_s = (weights + kv) / bandwidth
     products_s = 2 * batch * weights / dtype.itemsize / rate
     return max(memory_s, products_s) * 1e3, "memory" if memory_s > products_s else "products"
@@ -164,7 +164,7 @@ def _median(speeds: list[Speed]) -> dict[str, float]:
 def _prefill_share(llm: LLM, speeds: list[Speed], rate: float) -> float:
     """Of the measured product rate; embedding and head, which see one row a prompt, are left out."""
     spec = llm.engine.spec
-    layers = weight_bytes(spec, torch.int8, range(spec.n_layers)) - weight_bytes(spec, torch.int8, range(0))
+    layers = sum(matrix_bytes(spec, Unit(kind), torch.int8) for kind in ("attention", "mlp")) * spec.n_layers
     return 2 * layers * statistics.median(s.prefill for s in speeds) / rate
 
 

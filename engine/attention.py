@@ -1,4 +1,4 @@
-"""Attention of a sweep: decode rows of many sequences in one call, prefill chunks a sequence at a time.
+"""Attention of a cohort: decode rows of many sequences in one call, prefill chunks a sequence at a time.
 
 On either device the KV blocks a group needs are gathered into a scratch buffer and given to torch's fused attention.
 Query heads that share a KV head are laid out as rows of it, so that K and V are read once and never repeated.
@@ -12,21 +12,23 @@ import torch
 from torch import Tensor
 
 from .device import Device
-from .kv import BLOCK, KVCache, blocks_for
-from .spec import ModelSpec
+from .kv import BLOCK, KVLayout, blocks_for
 
 WASTE = 0.25
 """Share of padded blocks a decode group may add to the blocks its sequences own."""
+SLACK_BLOCKS = 16
+"""Padded blocks that it may add beside that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows ``[row, row + count)`` of a sweep: positions ``[start, start + count)`` of the sequence with ``blocks``."""
+    """Rows ``[row, row + count)`` of a cohort: positions ``[start, start + count)`` of the sequence with ``blocks``."""
 
     row: int
     start: int
     count: int
     blocks: list[int]
+    """Numbers of its blocks in the pool that attention is given."""
 
     @property
     def length(self) -> int:
@@ -35,13 +37,13 @@ class Span:
 
 
 class AttentionGroup(Protocol):
-    """Some rows of a sweep that attend together."""
+    """Some rows of a cohort that attend together."""
 
     @property
     def rows(self) -> slice: ...
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
-        """Attention output [rows, q_size] from rotated qkv [R, q_size + 2 * kv_size], whose K and V are stored."""
+    def attend(self, qkv: Tensor, layout: KVLayout, pool: Tensor) -> Tensor:
+        """Attention output [rows, q_size] from the cohort's rotated qkv, whose K and V are in ``pool`` already."""
         ...
 
 
@@ -52,14 +54,15 @@ class DecodeGroup:
     device: Device
     rows: slice
     chunks: Tensor
-    """Chunks of ``KVCache.gather_rows`` [2 * B * n_kv * n_blocks]."""
+    """Chunks of ``KVLayout.gather_rows`` [2 * B * n_kv * n_blocks]."""
     mask: Tensor | None
-    """Additive [B, 1, 1, 64 * n_blocks]; None when every gathered position is seen."""
+    """Additive [B, 1, 1, 16 * n_blocks]; None when every gathered position is seen."""
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, layout: KVLayout, pool: Tensor) -> Tensor:
+        spec = layout.spec
         b = self.rows.stop - self.rows.start
         query = qkv[self.rows, : spec.q_size].view(b, spec.n_kv_heads, -1, spec.head_dim)  # [B, n_kv, group, d]
-        keys, values = kv.gather(layer, self.chunks, b)
+        keys, values = layout.gather(pool, self.chunks, b)
         return self.device.decode_attention(query, keys, values, self.mask).reshape(b, spec.q_size)
 
 
@@ -74,25 +77,26 @@ class ChunkGroup:
     chunks: Tensor | None
     """As in DecodeGroup; None when nothing precedes the chunk, whose K and V are then at hand in qkv."""
     mask: Tensor | None
-    """Additive [count, 64 * n_blocks]; None: causal from the first position."""
+    """Additive [count, 16 * n_blocks]; None: causal from the first position."""
 
-    def attend(self, spec: ModelSpec, qkv: Tensor, kv: KVCache, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, layout: KVLayout, pool: Tensor) -> Tensor:
+        spec = layout.spec
         count, n_kv, d = self.rows.stop - self.rows.start, spec.n_kv_heads, spec.head_dim
         query = qkv[self.rows, : spec.q_size].view(count, n_kv, -1, d).permute(1, 2, 0, 3)  # [n_kv, group, S, d]
         if self.chunks is None:
             own = qkv[self.rows, spec.q_size :].view(count, 2, n_kv, d).permute(1, 2, 0, 3)  # [2, n_kv, S, d]
             keys, values = own[0], own[1]
         else:
-            keys, values = (x[0] for x in kv.gather(layer, self.chunks, 1))
+            keys, values = (x[0] for x in layout.gather(pool, self.chunks, 1))
         out = self.device.chunk_attention(query, keys, values, self.mask, self.start)
         return out.permute(2, 0, 1, 3).reshape(count, spec.q_size)
 
 
 class AttentionPlanner:
-    """Forms the attention groups of a sweep, none of them larger than the KV cache's scratch buffer."""
+    """Forms the attention groups of a cohort, none of them larger than the layout's scratch buffer."""
 
-    def __init__(self, kv: KVCache, device: Device) -> None:
-        self.kv = kv
+    def __init__(self, layout: KVLayout, device: Device) -> None:
+        self.layout = layout
         self.device = device
 
     def plan(self, decodes: list[Span], chunks: list[Span], window: int | None) -> list[AttentionGroup]:
@@ -108,7 +112,8 @@ class AttentionPlanner:
         for span in spans:
             blocks = blocks_for(span.length) - _first_block(span.start, window)
             padded = (len(groups[-1]) + 1) * blocks if groups else 0
-            if not groups or padded > self.kv.scratch_blocks or padded > (1 + WASTE) * (own + blocks) + 4:
+            most = min(self.layout.scratch_blocks, (1 + WASTE) * (own + blocks) + SLACK_BLOCKS)
+            if not groups or padded > most:
                 groups.append([])
                 own = 0
             groups[-1].append(span)
@@ -127,7 +132,7 @@ class AttentionPlanner:
         if window is not None:
             hidden |= positions < lengths[:, None] - window
         mask = self._additive(hidden)[:, None, None] if hidden.any() else None
-        chunks = self.device.index(self.kv.gather_rows(tables))
+        chunks = self.device.index(self.layout.gather_rows(tables))
         return DecodeGroup(self.device, slice(spans[0].row, spans[-1].row + 1), chunks, mask)
 
     def _chunk(self, span: Span, window: int | None) -> ChunkGroup:
@@ -141,7 +146,7 @@ class AttentionPlanner:
         hidden = keys > query
         if window is not None:
             hidden |= keys <= query - window
-        chunks = self.device.index(self.kv.gather_rows(tables))
+        chunks = self.device.index(self.layout.gather_rows(tables))
         return ChunkGroup(self.device, rows, span.start - first * BLOCK, chunks, self._additive(hidden))
 
     def _additive(self, hidden: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""A batch: the index tensors of one sweep, made once and used by every layer."""
+"""A batch: what one sweep's rows are, in the order they are computed, and the index tensors every layer uses."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -8,15 +8,19 @@ from torch import Tensor
 
 from .attention import AttentionGroup, AttentionPlanner, Span
 from .device import Device
-from .kv import BLOCK
+from .kv import BLOCK, blocks_for
+from .kv_homes import Extent, KVHome
 from .rope import Rope
 from .sequence import Sequence
 from .spec import ModelSpec
 
+TILE_ROWS = 1024
+"""Rows that go through a layer together at most; it bounds the workspace of a large prefill."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sequence does in a sweep: positions ``[start, start + count)``."""
+    """What one sequence does in a sweep: positions ``[start, start + count)``, at most TILE_ROWS of them."""
 
     sequence: Sequence
     start: int
@@ -26,55 +30,140 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Cohort:
+    """Sequences with KV in one place that attend together: one row of each decoding one, by length, then chunks."""
+
+    rows: slice
+    """Of the batch."""
+    home: KVHome
+    number: int
+    """Among the sweep's cohorts in that home."""
+    kv_rows: Tensor
+    """Where each row's K and V go in the pool: [rows * 2 * n_kv]."""
+    attention: dict[int | None, list[AttentionGroup]]
+    """Groups, in row order, by sliding window; None is full attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows that go through a layer together, TILE_ROWS at most."""
+
+    rows: slice
+    cohorts: tuple[Cohort, ...]
+    angles: tuple[Tensor, Tensor] | None
+    """cos and signed sin [rows, 1, head_dim]; None where positions are learned."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """R rows: one row of each decoding sequence, by rising length, then the chunks."""
+    """R rows in tiles."""
 
     token_ids: Tensor  # [R]
     positions: Tensor  # [R]
-    kv_rows: Tensor  # [R * 2 * n_kv], where each row's K and V go
-    attention: dict[int | None, list[AttentionGroup]]
-    """Attention groups by sliding window; None is full attention."""
-    angles: tuple[Tensor, Tensor] | None
-    """cos and signed sin [R, 1, head_dim]; None where positions are learned."""
+    tiles: tuple[Tile, ...]
     logit_index: Tensor | None
     """Rows whose logits are wanted, in the order of the sweep's shares; None for all rows in order."""
 
 
 class BatchBuilder:
-    """Makes the batches of one engine."""
+    """Makes the batches of one engine, and tells the homes of its KV what is coming."""
 
-    def __init__(self, spec: ModelSpec, planner: AttentionPlanner, rope: Rope | None, device: Device) -> None:
+    def __init__(self, spec: ModelSpec, homes: Seq[KVHome], rope: Rope | None, device: Device) -> None:
         self.spec = spec
-        self.planner = planner
+        self.homes = homes
         self.rope = rope
         self.device = device
+        self._planners = [AttentionPlanner(home.layout, home.device) for home in homes]
 
     def build(self, shares: Seq[Share], layers: range) -> Batch:
         """The batch of a sweep over ``layers``. The sequences own the blocks that the positions need."""
-        order = sorted(range(len(shares)), key=lambda i: (shares[i].count > 1, shares[i].start))
-        spans: dict[int, Span] = {}
-        row = 0
-        for i in order:
-            share = shares[i]
-            spans[i] = Span(row, share.start, share.count, share.sequence.blocks)
-            row += share.count
-        placed = [spans[i] for i in order]
-        positions = np.concatenate([np.arange(s.start, s.length) for s in placed])
-        blocks = np.concatenate([np.take(s.blocks, np.arange(s.start, s.length) // BLOCK) for s in placed])
-        tokens = [t for i in order for t in shares[i].sequence.tokens[spans[i].start : spans[i].length]]
-        wanted = [
-            np.arange(spans[i].row + s.count - s.logit_rows, spans[i].row + s.count) for i, s in enumerate(shares)
+        order: list[int] = []
+        cohorts: list[Cohort] = []
+        for home, planner in zip(self.homes, self._planners, strict=True):
+            members = _split(home, shares, [i for i, share in enumerate(shares) if share.sequence.home is home])
+            extents = [[_extent(shares[i]) for i in chosen] for chosen in members]
+            home.expect(extents, layers)
+            for number, own in enumerate(extents):
+                first = cohorts[-1].rows.stop if cohorts else 0
+                cohorts.append(self._cohort(home, planner, number, first, own, layers))
+                order += members[number]
+        positions = np.concatenate([np.arange(shares[i].start, shares[i].start + shares[i].count) for i in order])
+        tokens = [
+            token
+            for i in order
+            for token in shares[i].sequence.tokens[shares[i].start : shares[i].start + shares[i].count]
         ]
-        logit_rows = np.concatenate(wanted)
-        every = len(logit_rows) == row and bool((logit_rows == np.arange(row)).all())
         positions_tensor = self.device.index(positions)
-        decodes, chunks = [s for s in placed if s.count == 1], [s for s in placed if s.count > 1]
-        windows = set(self.spec.windows[layers.start : layers.stop])
+        angles = self.rope.angles(positions_tensor, self.device.dtype) if self.rope else None
         return Batch(
             token_ids=self.device.index(np.array(tokens, dtype=np.int64)),
             positions=positions_tensor,
-            kv_rows=self.device.index(self.planner.kv.write_rows(blocks, positions)),
-            attention={window: self.planner.plan(decodes, chunks, window) for window in windows},
-            angles=self.rope.angles(positions_tensor, self.device.dtype) if self.rope else None,
-            logit_index=None if every else self.device.index(logit_rows),
+            tiles=_tiles(cohorts, angles),
+            logit_index=self._logit_index(shares, order),
         )
+
+    def _cohort(
+        self,
+        home: KVHome,
+        planner: AttentionPlanner,
+        number: int,
+        first: int,
+        extents: list[Extent],
+        layers: range,
+    ) -> Cohort:
+        tables = home.tables(extents)
+        spans, row = [], 0
+        for extent, table in zip(extents, tables, strict=True):
+            spans.append(Span(row, extent.start, extent.count, table))
+            row += extent.count
+        positions = np.concatenate([np.arange(s.start, s.length) for s in spans])
+        blocks = np.concatenate([np.take(s.blocks, np.arange(s.start, s.length) // BLOCK) for s in spans])
+        decodes, chunks = [s for s in spans if s.count == 1], [s for s in spans if s.count > 1]
+        windows = set(self.spec.windows[layers.start : layers.stop])
+        return Cohort(
+            rows=slice(first, first + row),
+            home=home,
+            number=number,
+            kv_rows=home.device.index(home.layout.write_rows(blocks, positions)),
+            attention={window: planner.plan(decodes, chunks, window) for window in windows},
+        )
+
+    def _logit_index(self, shares: Seq[Share], order: Seq[int]) -> Tensor | None:
+        ends = dict(zip(order, np.cumsum([shares[i].count for i in order]).tolist(), strict=True))
+        wanted = [np.arange(ends[i] - share.logit_rows, ends[i]) for i, share in enumerate(shares)]
+        rows = np.concatenate(wanted)
+        every = len(rows) == sum(share.count for share in shares) and bool((rows == np.arange(len(rows))).all())
+        return None if every else self.device.index(rows)
+
+
+def _extent(share: Share) -> Extent:
+    return Extent(share.start, share.count, share.sequence.blocks)
+
+
+def _split(home: KVHome, shares: Seq[Share], members: list[int]) -> list[list[int]]:
+    """The shares of a home in cohorts that its slots and TILE_ROWS allow, by length, decoding ones before chunks."""
+    cohorts: list[list[int]] = []
+    rows = blocks = 0
+    for i in sorted(members, key=lambda i: (shares[i].count > 1, shares[i].start, shares[i].count)):
+        count, needed = shares[i].count, blocks_for(shares[i].start + shares[i].count)
+        full = home.cohort_blocks is not None and blocks + needed > home.cohort_blocks
+        if not cohorts or full or rows + count > TILE_ROWS:
+            cohorts.append([])
+            rows = blocks = 0
+        cohorts[-1].append(i)
+        rows, blocks = rows + count, blocks + needed
+    return cohorts
+
+
+def _tiles(cohorts: list[Cohort], angles: tuple[Tensor, Tensor] | None) -> tuple[Tile, ...]:
+    groups: list[list[Cohort]] = []
+    for cohort in cohorts:
+        if not groups or cohort.rows.stop - groups[-1][0].rows.start > TILE_ROWS:
+            groups.append([])
+        groups[-1].append(cohort)
+    tiles = []
+    for group in groups:
+        rows = slice(group[0].rows.start, group[-1].rows.stop)
+        own = angles if angles is None or len(groups) == 1 else (angles[0][rows], angles[1][rows])
+        tiles.append(Tile(rows, tuple(group), own))
+    return tuple(tiles)

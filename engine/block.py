@@ -7,13 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import AttentionGroup
-from .batch import Batch
+from .batch import Cohort, Tile
 from .device import Device
-from .kv import KVCache
 from .rope import rotate_
 from .spec import ModelSpec
-from .weights import AttentionWeights, LayerWeights, MlpWeights, NormWeights
+from .weights import AttentionWeights, MlpWeights, NormWeights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -32,17 +30,13 @@ def normalise(spec: ModelSpec, norm: NormWeights, hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecoderBlock:
-    """A layer as a function of its weights."""
+    """A layer, as two functions of its weights."""
 
     spec: ModelSpec
     device: Device
-    kv: KVCache
 
-    def __call__(self, weights: LayerWeights, hidden: Tensor, batch: Batch, layer: int) -> Tensor:
-        """Hidden states [R, H] after layer number ``layer``, whose K and V of these rows are stored."""
-        return self._mlp(weights.mlp, self._attention(weights.attention, hidden, batch, layer))
-
-    def _attention(self, w: AttentionWeights, hidden: Tensor, batch: Batch, layer: int) -> Tensor:
+    def attention(self, w: AttentionWeights, layer: int, tile: Tile, hidden: Tensor) -> Tensor:
+        """Hidden states [R, H] of a tile after the attention of ``layer``, whose K and V are stored."""
         spec, linear = self.spec, self.device.linear
         qkv = linear(normalise(spec, w.norm, hidden), w.qkv, w.qkv_bias)  # [R, q + 2 * kv]
         rotated = qkv[:, : spec.q_size + spec.kv_size].view(len(qkv), -1, spec.head_dim)  # [R, n_heads + n_kv, d]
@@ -50,20 +44,33 @@ class DecoderBlock:
             query, keys = rotated[:, : spec.n_heads], rotated[:, spec.n_heads :]
             query.copy_(F.rms_norm(query, (spec.head_dim,), w.q_norm, spec.norm_eps))
             keys.copy_(F.rms_norm(keys, (spec.head_dim,), w.k_norm, spec.norm_eps))
-        if batch.angles is not None:
-            rotate_(rotated, *batch.angles)
-        self.kv.write(layer, batch.kv_rows, qkv[:, spec.q_size :].reshape(-1, spec.head_dim))
-        attended = self._attend(batch.attention[spec.windows[layer]], qkv, layer)
+        if tile.angles is not None:
+            rotate_(rotated, *tile.angles)
+        outputs: list[Tensor] = []
+        for cohort in tile.cohorts:
+            outputs += self._attend(cohort, qkv[cohort.rows.start - tile.rows.start :][: _count(cohort.rows)], layer)
+        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return linear(attended, w.out, w.out_bias).add_(hidden)
 
-    def _attend(self, groups: list[AttentionGroup], qkv: Tensor, layer: int) -> Tensor:
-        """Attention output [R, q_size] of the groups, which lie in row order."""
-        outputs = [group.attend(self.spec, qkv, self.kv, layer) for group in groups]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    def _attend(self, cohort: Cohort, qkv: Tensor, layer: int) -> list[Tensor]:
+        """Attention outputs [rows, q_size] of the cohort's groups, in row order, computed where its KV lives."""
+        spec, home = self.spec, cohort.home
+        near = home.device is self.device
+        if not near:
+            qkv = self.device.to_host(qkv)
+        with home.open(layer, cohort.number) as pool:
+            home.layout.write(pool, cohort.kv_rows, qkv[:, spec.q_size :].reshape(-1, spec.head_dim))
+            outputs = [group.attend(qkv, home.layout, pool) for group in cohort.attention[spec.windows[layer]]]
+        return outputs if near else [self.device.from_host(output) for output in outputs]
 
-    def _mlp(self, w: MlpWeights, hidden: Tensor) -> Tensor:
+    def mlp(self, w: MlpWeights, tile: Tile, hidden: Tensor) -> Tensor:
+        """Hidden states [R, H] of a tile after a layer's MLP."""
         spec, linear = self.spec, self.device.linear
         up = linear(normalise(spec, w.norm, hidden), w.up, w.up_bias)  # [R, 2 * mlp] or [R, mlp]
         act = _ACTIVATIONS[spec.activation]
         inner = act(up[:, : spec.mlp_size]).mul_(up[:, spec.mlp_size :]) if spec.gated_mlp else act(up)
         return linear(inner, w.down, w.down_bias).add_(hidden)
+
+
+def _count(rows: slice) -> int:
+    return int(rows.stop - rows.start)

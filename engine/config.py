@@ -1,11 +1,15 @@
 """EngineConfig: how one model is run. The one definition of each default; YAML, flags and Python all end here."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from .errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+TierName = Literal["device", "host", "disk"]
+TIERS: tuple[TierName, ...] = get_args(TierName)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -20,10 +24,29 @@ class EngineConfig:
     dtype: str = "auto"
     """"auto" is bfloat16 where the device multiplies it fast, else float32."""
     memory_bytes: int | None = None
-    """Limit on weights, KV cache and workspaces on the device; None takes what the machine can spare."""
+    """Limit on weights, KV cache, workspaces and buffers on the device; None takes what the machine can spare. Weights
+    that do not fit are read from disk in every sweep."""
+    host_bytes: int | None = None
+    """Likewise on the host. None is what the machine can spare beside a GPU, and nothing where the CPU is the device:
+    its memory is the device's then."""
+    weights: Mapping[TierName, Sequence[str]] | None = None
+    """Units of the model for each of "device", "host" and "disk": "embedding", "head", "layers.0-11", "layers.3.mlp".
+    None keeps as much on the device as fits and reads the rest from disk."""
+    read_ahead: bool = True
+    """Read weights and KV while others compute. False is for measuring what that is worth."""
     kv_tokens: int | None = None
-    """Positions the KV cache holds over all sequences; None is room for max_sequences of 1024 positions or one
-    whole context, whichever is more, cut to what the memory allows."""
+    """Positions the KV cache holds on the device, over all sequences; None is room for max_sequences of 1024 positions
+    or one whole context, whichever is more, cut to what the memory allows; or none, if other tiers are to hold KV."""
+    kv_host_tokens: int = 0
+    """Likewise on the host, for sequences that the device has no room for."""
+    kv_disk_tokens: int = 0
+    """Likewise on disk, for sequences that the others have no room for."""
+    delegate: bool = True
+    """Attend to KV on the host there, instead of bringing it to the device."""
+    disk_bytes: int | None = None
+    """Limit on the KV and activations on disk; None is what the file system has free."""
+    offload_dir: str | None = None
+    """Directory for KV and activations on disk; None is "offload" in the folder of the model store."""
     context: int | None = None
     """Longest sequence admitted, prompt and output together; None is the model's own limit."""
     max_sequences: int = 32
@@ -43,8 +66,14 @@ class EngineConfig:
             raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
         for name in ("max_sequences", "prefill_rows"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("max_queued", self.max_queued, 0)
-        for name in ("memory_bytes", "kv_tokens", "context", "threads"):
+        for name in ("max_queued", "kv_host_tokens", "kv_disk_tokens"):
+            _at_least(name, getattr(self, name), 0)
+        for tier in self.weights or ():
+            if tier not in TIERS:
+                raise ConfigError(f"weights: '{tier}' is no tier; there are {', '.join(TIERS)}")
+        if self.kv_tokens is not None:
+            _at_least("kv_tokens", self.kv_tokens, 0 if self.kv_host_tokens or self.kv_disk_tokens else 1)
+        for name in ("memory_bytes", "host_bytes", "disk_bytes", "context", "threads"):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)

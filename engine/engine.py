@@ -56,13 +56,14 @@ class Engine:
         self.spec = parts.spec
         self.tokenizer = parts.tokenizer
         self.device = parts.device
-        self.tier = parts.tier
+        self.tiers = parts.tiers
         self.context = parts.context
         self._executor = parts.executor
         self._source, self._sink = parts.source(), parts.sink()
-        self._pool = parts.kv.pool
+        self._close = parts.close
+        self._homes = parts.homes
         self._layers = range(self.spec.n_layers)
-        self._scheduler = Scheduler(self._pool, self._layers, self.config.max_sequences, self.config.prefill_rows)
+        self._scheduler = Scheduler(self._homes, self._layers, self.config.max_sequences, self.config.prefill_rows)
         self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
         self._counters = EngineStats()
@@ -183,6 +184,10 @@ class Engine:
         self._deliver()
         return True
 
+    def close(self) -> None:
+        """Stop the threads that read ahead and close files. The engine cannot be used any more."""
+        self._close()
+
     def stats(self) -> EngineStats:
         """Counters and gauges that hold all that was delivered so far. A snapshot, so any thread may ask for it."""
         return self._stats
@@ -200,9 +205,9 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             running=len(self._scheduler.running),
             waiting=self.waiting,
-            kv_blocks_used=self._pool.n_blocks - self._pool.free_blocks,
-            kv_blocks_total=self._pool.n_blocks,
-            memory={**self.tier.by_use(), "capacity": self.tier.capacity_bytes},
+            kv_blocks_used=sum(home.pool.n_blocks - home.pool.free_blocks for home in self._homes),
+            kv_blocks_total=sum(home.pool.n_blocks for home in self._homes),
+            memory={**self.tiers["device"].by_use(), "capacity": self.tiers["device"].capacity_bytes},
         )
 
     def _accept(self, sequence: Sequence, token: Token) -> None:

@@ -1,8 +1,10 @@
-"""The KV cache in blocks: per layer a pool of blocks of 64 positions, per sequence a table of the blocks it owns.
+"""KV in blocks of 16 positions: which blocks a sequence has, and how K and V lie in them.
 
-A pool is laid out head by head, ``[2, n_blocks, n_kv_heads, 64, head_dim]`` (K, then V), so that gathering the
-blocks of a sequence gives contiguous ``[n_kv_heads, positions, head_dim]`` in one index operation.
+A block of one layer is ``[2, n_kv_heads, 16, head_dim]`` (K, then V), so that it is one piece on disk, and gathering
+the blocks of a sequence gives contiguous ``[n_kv_heads, positions, head_dim]`` in one index operation.
 """
+
+from bisect import insort
 
 import numpy as np
 import torch
@@ -12,8 +14,8 @@ from .errors import OutOfMemoryError
 from .spec import ModelSpec
 from .tiers import Tier
 
-BLOCK = 64
-"""Positions in a block."""
+BLOCK = 16
+"""Positions in a block. Larger ones would be padded more in attention, and be rewritten for every token on disk."""
 
 
 def block_bytes(spec: ModelSpec, dtype: torch.dtype, n_layers: int) -> int:
@@ -67,67 +69,82 @@ class LayerLengths:
 
 
 class BlockPool:
-    """Hands out block ids of one engine. A block id stands for the same block in every layer's pool."""
+    """Hands out block ids of one tier, neighbours where it can. An id stands for the same block in every layer."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
-        self._free = list(range(n_blocks - 1, -1, -1))
+        self._free = list(range(n_blocks))  # rising
 
     @property
     def free_blocks(self) -> int:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """So many block ids. Raises OutOfMemoryError, and takes none, if there are not enough."""
+        """So many block ids, neighbours if possible. Raises OutOfMemoryError, and takes none, if there are too few."""
         if count > len(self._free):
             raise OutOfMemoryError(
                 f"{count} KV blocks were asked for and {len(self._free)} of {self.n_blocks} are free"
             )
-        return [self._free.pop() for _ in range(count)]
+        start = self._run(count)
+        taken = self._free[start : start + count]
+        del self._free[start : start + count]
+        return taken
 
     def give_back(self, blocks: list[int]) -> None:
-        self._free.extend(reversed(blocks))
+        for block in blocks:
+            insort(self._free, block)
+
+    def _run(self, count: int) -> int:
+        """Where in the free list ``count`` neighbours begin; 0 if there is no such run."""
+        start = 0
+        for i in range(1, len(self._free)):
+            if i - start >= count:
+                return start
+            if self._free[i] != self._free[i - 1] + 1:
+                start = i
+        return start if len(self._free) - start >= count else 0
 
 
-class KVCache:
-    """The blocks of every layer on one tier, the row numbers that address them, and a scratch buffer to gather in."""
+class KVLayout:
+    """Row numbers in pools of blocks, and a scratch buffer to gather into.
 
-    def __init__(
-        self, spec: ModelSpec, n_layers: int, n_blocks: int, scratch_blocks: int, dtype: torch.dtype, tier: Tier
-    ) -> None:
+    A pool is a tensor ``[n_blocks * 2 * n_kv_heads * 16, head_dim]``: one row a (block, K or V, head, position).
+    """
+
+    def __init__(self, spec: ModelSpec, scratch_blocks: int, dtype: torch.dtype, tier: Tier) -> None:
         """``scratch_blocks`` is the most that one ``gather`` takes. Raises OutOfMemoryError if it does not fit."""
         self.spec = spec
-        self.pool = BlockPool(n_blocks)
+        self.dtype = dtype
         self.scratch_blocks = scratch_blocks
-        tier.require(n_blocks * block_bytes(spec, dtype, n_layers), "kv")
-        tier.require(scratch_bytes(spec, dtype, scratch_blocks), "workspace")
-        elements = scratch_blocks * BLOCK * spec.kv_elements_per_token
-        self._scratch = tier.allocate((elements,), dtype, "workspace")
-        shape = (2 * n_blocks * spec.n_kv_heads * BLOCK, spec.head_dim)
-        # Zeroed, since attention multiplies what it masks by 0, and 0 * NaN is NaN; it also takes the page faults now.
-        self.layers: list[Tensor] = [tier.allocate(shape, dtype, "kv").zero_() for _ in range(n_layers)]
-        """Each [2 * n_blocks * n_kv_heads * 64, head_dim]: one row a (K or V, block, head, position)."""
+        self._scratch = tier.allocate((scratch_blocks * BLOCK * spec.kv_elements_per_token,), dtype, "workspace")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        return block_bytes(self.spec, self.dtype, 1)
+
+    def pool_shape(self, n_blocks: int) -> tuple[int, int]:
+        return n_blocks * 2 * self.spec.n_kv_heads * BLOCK, self.spec.head_dim
 
     def write_rows(self, blocks: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Rows that hold K and V of positions [R] which lie in blocks [R]: int64 [R * 2 * n_kv_heads], K before V."""
-        heads = np.arange(self.spec.n_kv_heads)
-        halves = np.arange(2)[None, :, None] * self.pool.n_blocks
-        chunks = (halves + blocks[:, None, None]) * self.spec.n_kv_heads + heads  # [R, 2, n_kv]
-        rows: np.ndarray = chunks * BLOCK + (positions % BLOCK)[:, None, None]
+        n = 2 * self.spec.n_kv_heads
+        rows: np.ndarray = (blocks[:, None] * n + np.arange(n)) * BLOCK + (positions % BLOCK)[:, None]
         return rows.reshape(-1)
 
     def gather_rows(self, tables: np.ndarray) -> np.ndarray:
         """Chunks (a block of one head) of block tables [B, n]: int64 [2 * B * n_kv_heads * n], for ``gather``."""
-        heads = np.arange(self.spec.n_kv_heads)[:, None]
-        halves = np.arange(2)[:, None, None, None] * self.pool.n_blocks
-        chunks: np.ndarray = (halves + tables[:, None, :]) * self.spec.n_kv_heads + heads  # [2, B, n_kv, n]
+        n_kv = self.spec.n_kv_heads
+        heads = np.arange(n_kv)[:, None]
+        halves = np.arange(2)[:, None, None, None] * n_kv
+        chunks: np.ndarray = tables[:, None, :] * (2 * n_kv) + halves + heads  # [2, B, n_kv, n]
         return chunks.reshape(-1)
 
-    def write(self, layer: int, rows: Tensor, heads: Tensor) -> None:
+    def write(self, pool: Tensor, rows: Tensor, heads: Tensor) -> None:
         """Store K and V heads [R * 2 * n_kv_heads, head_dim] at ``rows`` of ``write_rows``."""
-        self.layers[layer].index_copy_(0, rows, heads)
+        pool.index_copy_(0, rows, heads)
 
-    def gather(self, layer: int, chunks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+    def gather(self, pool: Tensor, chunks: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """K and V [sequences, n_kv_heads, positions, head_dim] from the chunks of ``gather_rows``, contiguous.
 
         Whole blocks, so the last positions may hold anything finite. Views of the scratch buffer: valid until the
@@ -135,6 +152,6 @@ class KVCache:
         """
         width = BLOCK * self.spec.head_dim
         out = self._scratch[: chunks.numel() * width].view(-1, width)
-        torch.index_select(self.layers[layer].view(-1, width), 0, chunks, out=out)
+        torch.index_select(pool.view(-1, width), 0, chunks, out=out)
         both = out.view(2, sequences, self.spec.n_kv_heads, -1, self.spec.head_dim)
         return both[0], both[1]

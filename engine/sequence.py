@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .kv import LayerLengths
+from .kv_homes import KVHome
 from .request import Delta, Request, SamplingParams, Usage
 from .text.detokenizer import TextStream
 from .text.stop import StopMatcher
@@ -30,7 +31,10 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     """Prompt and output."""
     output: list[int] = field(default_factory=list)
+    home: KVHome | None = None
+    """Where its KV lives; None while it waits."""
     blocks: list[int] = field(default_factory=list)
+    """Of its home's pool."""
     status: Status = Status.WAITING
     stop_ids: frozenset[int] = frozenset()
     """Token ids that end it: end of sequence (unless ignored) and the request's own."""
@@ -38,6 +42,11 @@ class Sequence:
     @property
     def n_prompt(self) -> int:
         return len(self.request.prompt_ids)
+
+    @property
+    def longest(self) -> int:
+        """Positions it may reach."""
+        return self.n_prompt + (self.params.max_tokens or 0)
 
     @property
     def usage(self) -> Usage:

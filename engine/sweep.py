@@ -9,14 +9,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from .batch import Batch, Share
 from .block import normalise
 from .device import Device
+from .embedding import Embedding
 from .spec import ModelSpec
-from .weights import EmbeddingWeights, HeadWeights
+from .weight_store import WeightStore
 
 
 class Source(Protocol):
@@ -44,14 +44,10 @@ class Sweep:
 class EmbedTokens:
     """Source: the embeddings of the sweep's tokens (and positions, where they are learned)."""
 
-    spec: ModelSpec
-    weights: EmbeddingWeights
+    embedding: Embedding
 
     def __call__(self, batch: Batch) -> Tensor:
-        hidden = F.embedding(batch.token_ids, self.weights.tokens)
-        if self.weights.positions is not None:
-            hidden += F.embedding(batch.positions + self.spec.position_offset, self.weights.positions)
-        return hidden
+        return self.embedding(batch.token_ids, batch.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +56,20 @@ class ExitHead:
 
     spec: ModelSpec
     device: Device
-    weights: HeadWeights
+    weights: WeightStore
 
     def __call__(self, batch: Batch, hidden: Tensor) -> Tensor:
         if batch.logit_index is not None:
             hidden = hidden.index_select(0, batch.logit_index)
-        return self.device.linear(normalise(self.spec, self.weights.norm, hidden), self.weights.lm_head)
+        hidden = normalise(self.spec, self.weights.final_norm, hidden)
+        if len(hidden) == 0:
+            return hidden.new_empty(0, self.spec.vocab_size)
+        pieces = self.weights.head_rows
+        if len(pieces) == 1:
+            with self.weights.head(0) as matrix:
+                return self.device.linear(hidden, matrix)
+        logits = hidden.new_empty(len(hidden), self.spec.vocab_size)
+        for i, rows in enumerate(pieces):
+            with self.weights.head(i) as matrix:
+                logits[:, rows.start : rows.stop] = self.device.linear(hidden, matrix)
+        return logits

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .config import format_bytes
+from .config import TierName, format_bytes
+from .device import Device, Slot
 from .errors import OutOfMemoryError
 
 Use = Literal["weights", "kv", "activations", "boundary", "workspace", "io"]
@@ -20,10 +21,13 @@ class Tier:
     ``capacity_bytes`` counts everything the engine holds there, workspaces included.
     """
 
-    def __init__(self, name: str, device: torch.device, capacity_bytes: int) -> None:
+    def __init__(
+        self, name: TierName, capacity_bytes: int, empty: Callable[[Sequence[int], torch.dtype], Tensor]
+    ) -> None:
+        """``empty`` makes an uninitialised tensor there."""
         self.name = name
-        self.device = device
         self.capacity_bytes = capacity_bytes
+        self._empty = empty
         self._used: Counter[Use] = Counter()
         self._owners: dict[int, tuple[Use, int]] = {}
 
@@ -43,7 +47,7 @@ class Tier:
         """An uninitialised contiguous tensor. Raises OutOfMemoryError, and takes nothing, if it does not fit."""
         size = math.prod(shape) * dtype.itemsize
         self.require(size, use)
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        tensor = self._empty(shape, dtype)
         self._owners[tensor.data_ptr()] = (use, size)
         self._used[use] += size
         return tensor
@@ -52,6 +56,10 @@ class Tier:
         """Enter bytes that a device keeps in a layout of its own. Raises OutOfMemoryError if they do not fit."""
         self.require(size, use)
         self._used[use] += size
+
+    def let_go(self, size: int, use: Use) -> None:
+        """Strike out bytes of ``hold``."""
+        self._used[use] -= size
 
     def free(self, tensor: Tensor) -> None:
         """Give a tensor of ``allocate`` back. The caller drops its last reference to it."""
@@ -66,3 +74,23 @@ class Tier:
                 f"{format_bytes(size)} more were asked for {use}. Raise the memory limit, lower kv_tokens or "
                 f"max_sequences, or use a smaller model or dtype"
             )
+
+
+Tiers = Mapping[TierName, Tier]
+
+
+def take_slots(device: Device, tiers: Tiers, count: int, n_bytes: int) -> list[Slot]:
+    """Slots on the device, and on the host where they stand for device memory. Raises OutOfMemoryError."""
+    tiers["device"].hold(count * n_bytes, "io")
+    slots = [device.open_slot(n_bytes) for _ in range(count)]
+    if any(slot.content is not slot.host for slot in slots):
+        tiers["host"].hold(count * n_bytes, "io")
+    return slots
+
+
+def give_slots(tiers: Tiers, slots: list[Slot]) -> None:
+    """Strike slots out of the ledgers. The caller drops its last references to them."""
+    for slot in slots:
+        tiers["device"].let_go(slot.host.numel(), "io")
+        if slot.content is not slot.host:
+            tiers["host"].let_go(slot.host.numel(), "io")

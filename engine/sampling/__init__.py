@@ -1,6 +1,6 @@
 """Choosing tokens: parameters checked, logits adjusted, one token drawn per row."""
 
-from .sampler import Sampler, SamplingRow
+from .sampler import MAX_ROWS, Sampler, SamplingRow
 from .validate import validate
 
-__all__ = ["Sampler", "SamplingRow", "validate"]
+__all__ = ["MAX_ROWS", "Sampler", "SamplingRow", "validate"]

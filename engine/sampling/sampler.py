@@ -15,10 +15,12 @@ from ..errors import HeliosError
 from ..request import SamplingParams, Token
 from . import penalties
 from .draw import FIRST_WIDTH, SLACK, Filters, draw_ranked, draw_unranked, is_ranked
-from .scratch import MAX_ROWS, Scratch
+from .scratch import Scratch
 from .uniform import uniform
 from .wide import argmax, candidates
 
+MAX_ROWS = 32
+"""Rows sampled at once unless told otherwise; larger batches are cut."""
 SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """Below it float32 has no reciprocal; the draw is among the likeliest alone long before."""
 
@@ -43,10 +45,11 @@ class Sampler:
     Not for two threads at once: it works in buffers of its own.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str, max_rows: int = MAX_ROWS) -> None:
+        """``max_rows`` are sampled at once; it bounds the workspace."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._scratch = Scratch(vocab_size, self.device)
+        self._scratch = Scratch(vocab_size, max_rows, self.device)
 
     @property
     def workspace_bytes(self) -> int:
@@ -62,13 +65,13 @@ class Sampler:
         if logits.shape != (len(rows), self.vocab_size):
             raise ValueError(f"logits are {tuple(logits.shape)}; expected ({len(rows)}, {self.vocab_size})")
         tokens: list[Token] = []
-        for first in range(0, len(rows), MAX_ROWS):
-            part = slice(first, first + MAX_ROWS)
+        for first in range(0, len(rows), self._scratch.max_rows):
+            part = slice(first, first + self._scratch.max_rows)
             tokens += self._sample(logits[part], rows[part], first)
         return tokens
 
     def _sample(self, logits: Tensor, rows: Sequence[SamplingRow], first: int) -> list[Token]:
-        """``sample`` for at most MAX_ROWS rows, the ``first`` of which has that number in the whole batch."""
+        """``sample`` for at most ``max_rows`` rows, the ``first`` of which has that number in the whole batch."""
         raw = self._scratch.load(logits)  # [R, W]
         best = argmax(raw)  # [R]
         probability = self._softmax(raw)  # [R, W]

@@ -5,19 +5,17 @@ from torch import Tensor
 
 from .wide import BLOCK
 
-MAX_ROWS = 32
-"""Rows sampled at once; it bounds the scratch, and larger batches are cut."""
-
 
 class Scratch:
-    """Four float32 buffers [MAX_ROWS, W], allocated when first used, W the vocabulary rounded up to whole blocks.
+    """Four float32 buffers [max_rows, W], allocated when first used, W the vocabulary rounded up to whole blocks.
 
     They are kept because pages fresh from the operating system cost more than the passes that fill them.
     """
 
     NAMES = ("raw", "probability", "adjusted", "scaled")
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        self.max_rows = max_rows
         self.width = -(-vocab_size // BLOCK) * BLOCK
         self._vocab_size = vocab_size
         self._device = device
@@ -26,12 +24,12 @@ class Scratch:
     @property
     def max_bytes(self) -> int:
         """What all buffers take together."""
-        return len(self.NAMES) * MAX_ROWS * self.width * 4
+        return len(self.NAMES) * self.max_rows * self.width * 4
 
     def rows(self, name: str, count: int) -> Tensor:
         """The first ``count`` rows of a buffer [count, W], with whatever was last written there."""
         if name not in self._buffers:
-            self._buffers[name] = torch.empty(MAX_ROWS, self.width, dtype=torch.float32, device=self._device)
+            self._buffers[name] = torch.empty(self.max_rows, self.width, dtype=torch.float32, device=self._device)
         return self._buffers[name][:count]
 
     def load(self, logits: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ class Bench:
         """A sequence with blocks for ``tokens`` and no KV yet."""
         self._count += 1
         sequence = self.engine.prepare(Request(str(self._count), tuple(tokens)), lambda _: None)
-        sequence.blocks = self.parts.kv.pool.take(blocks_for(len(tokens)))
+        sequence.home = self.parts.homes[0]
+        sequence.blocks = sequence.home.pool.take(blocks_for(len(tokens)))
         return sequence
 
     def sweep(self, shares: Seq[tuple[Sequence, int]]) -> list[Tensor]:
@@ -46,5 +47,5 @@ class Bench:
             count = min(chunk or left, left)
             parts += self.sweep([(sequence, count)])
             left -= count
-        self.parts.kv.pool.give_back(sequence.blocks)
+        self.parts.homes[0].pool.give_back(sequence.blocks)
         return torch.cat(parts)

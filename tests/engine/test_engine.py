@@ -193,7 +193,7 @@ def test_too_little_memory_names_every_term(tiny_model: Callable[[str], Path]) -
 
 def test_memory_stays_within_its_limit(tiny_model: Callable[[str], Path]) -> None:
     engine = Engine.load(EngineConfig(str(tiny_model("llama")), dtype="float32", memory_bytes=16_000_000))
-    assert engine.tier.used_bytes <= 16_000_000
+    assert engine.tiers["device"].used_bytes <= 16_000_000
     assert engine.stats().kv_blocks_total >= 8
 
 

@@ -7,13 +7,8 @@ import torch
 from hypothesis import given
 
 from engine.errors import OutOfMemoryError
-from engine.kv import BLOCK, BlockPool, KVCache, LayerLengths, block_bytes, blocks_for
-from engine.spec import ModelSpec
-from engine.tiers import Tier
-from tests.engine.tiny import CONFIGS
-
-SPEC = ModelSpec.from_config(CONFIGS["llama"].to_dict())
-CPU = torch.device("cpu")
+from engine.kv import BLOCK, BlockPool, LayerLengths, block_bytes, blocks_for
+from tests.engine.homes import SPEC, cpu_tier, resident
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(0, 50)), max_size=8), st.integers(0, 60))
@@ -31,21 +26,33 @@ def test_lengths_of_layer_ranges_follow_a_plain_list(steps: list[tuple[int, int,
 
 
 def test_what_is_written_is_gathered_whatever_the_order_of_blocks() -> None:
-    cache = KVCache(SPEC, 2, n_blocks=7, scratch_blocks=6, dtype=torch.float32, tier=Tier("t", CPU, 10**8))
-    tables = [[5, 0, 3], [2, 6]]
-    lengths = [150, 70]
+    home = resident(7, scratch_blocks=6)
+    layout, tables, lengths = home.layout, [[5, 0, 3], [2, 6]], [40, 20]
     written = []
-    for table, length in zip(tables, lengths, strict=True):
-        heads = torch.randn(length, 2, SPEC.n_kv_heads, SPEC.head_dim)
-        positions = np.arange(length)
-        rows = cache.write_rows(np.array(table)[positions // BLOCK], positions)
-        cache.write(1, torch.from_numpy(rows), heads.reshape(-1, SPEC.head_dim))
-        written.append(heads)
-    padded = np.array([[5, 0, 3], [2, 6, 0]])
-    keys, values = cache.gather(1, torch.from_numpy(cache.gather_rows(padded)), sequences=2)
+    with home.open(1, 0) as pool:
+        for table, length in zip(tables, lengths, strict=True):
+            heads = torch.randn(length, 2, SPEC.n_kv_heads, SPEC.head_dim)
+            positions = np.arange(length)
+            rows = layout.write_rows(np.array(table)[positions // BLOCK], positions)
+            layout.write(pool, torch.from_numpy(rows), heads.reshape(-1, SPEC.head_dim))
+            written.append(heads)
+        padded = np.array([[5, 0, 3], [2, 6, 0]])
+        keys, values = layout.gather(pool, torch.from_numpy(layout.gather_rows(padded)), sequences=2)
     for i, (heads, length) in enumerate(zip(written, lengths, strict=True)):
         assert torch.equal(keys[i, :, :length], heads[:, 0].transpose(0, 1))
         assert torch.equal(values[i, :, :length], heads[:, 1].transpose(0, 1))
+
+
+def test_a_pool_gives_neighbours_where_it_can() -> None:
+    pool = BlockPool(10)
+    first, second = pool.take(2), pool.take(3)
+    pool.take(5)
+    pool.give_back(first)
+    pool.give_back(second[::-1])
+    assert pool.take(3) == [0, 1, 2]
+    pool.give_back([7, 9])
+    assert pool.take(2) == [3, 4]
+    assert pool.take(2) == [7, 9]
 
 
 def test_a_pool_gives_all_that_was_asked_or_nothing() -> None:
@@ -58,14 +65,18 @@ def test_a_pool_gives_all_that_was_asked_or_nothing() -> None:
     assert sorted(pool.take(3)) == [0, 1, 2]
 
 
-def test_the_ledger_agrees_with_the_cache_to_the_byte() -> None:
-    tier = Tier("device", CPU, 10**7)
-    cache = KVCache(SPEC, 3, n_blocks=5, scratch_blocks=2, dtype=torch.bfloat16, tier=tier)
-    assert tier.by_use()["kv"] == 5 * block_bytes(SPEC, torch.bfloat16, 3) == sum(t.nbytes for t in cache.layers)
+def test_the_ledger_agrees_with_the_pools_to_the_byte() -> None:
+    tier = cpu_tier()
+    home = resident(5, n_layers=3, dtype=torch.bfloat16, tier=tier)
+    pools = []
+    for layer in range(3):
+        with home.open(layer, 0) as pool:
+            pools.append(pool)
+    assert tier.by_use()["kv"] == 5 * block_bytes(SPEC, torch.bfloat16, 3) == sum(t.nbytes for t in pools)
 
 
 def test_a_tier_refuses_what_does_not_fit_and_takes_nothing() -> None:
-    tier = Tier("device", CPU, 1000)
+    tier = cpu_tier(1000)
     kept = tier.allocate((100,), torch.float32, "weights")
     with pytest.raises(OutOfMemoryError, match=r"'device' has 600 B left.*800 B more.*kv"):
         tier.allocate((200,), torch.float32, "kv")
@@ -74,11 +85,11 @@ def test_a_tier_refuses_what_does_not_fit_and_takes_nothing() -> None:
     assert tier.free_bytes == 1000
 
 
-@pytest.mark.parametrize(("positions", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2)])
+@pytest.mark.parametrize(("positions", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2)])
 def test_blocks_for(positions: int, blocks: int) -> None:
     assert blocks_for(positions) == blocks
 
 
 def test_pools_start_finite_since_masked_positions_are_multiplied_by_zero() -> None:
-    cache = KVCache(SPEC, 3, n_blocks=5, scratch_blocks=2, dtype=torch.bfloat16, tier=Tier("device", CPU, 10**7))
-    assert all(not layer.any() for layer in cache.layers)
+    with resident(5).open(0, 0) as pool:
+        assert not pool.any()

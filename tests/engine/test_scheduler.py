@@ -3,10 +3,11 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from engine.kv import BLOCK, BlockPool, LayerLengths, blocks_for
+from engine.kv import BLOCK, LayerLengths, blocks_for
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
+from tests.engine.homes import resident
 
 LAYERS = range(2)
 
@@ -38,15 +39,16 @@ def sweep(scheduler: Scheduler) -> list[Sequence]:
 
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 150)), min_size=1, max_size=12),
-    n_blocks=st.integers(8, 20),
+    n_blocks=st.integers(30, 80),
     prefill_rows=st.integers(1, 200),
     max_sequences=st.integers(1, 8),
 )
 def test_every_sequence_finishes_and_every_block_comes_back(
     prompts: list[tuple[int, int]], n_blocks: int, prefill_rows: int, max_sequences: int
 ) -> None:
-    pool = BlockPool(n_blocks)
-    scheduler = Scheduler(pool, LAYERS, max_sequences, prefill_rows)
+    home = resident(n_blocks)
+    pool = home.pool
+    scheduler = Scheduler([home], LAYERS, max_sequences, prefill_rows)
     wanted = {}
     for n_prompt, n_output in prompts:
         made = sequence(n_prompt)
@@ -66,7 +68,7 @@ def test_every_sequence_finishes_and_every_block_comes_back(
 
 
 def test_decoding_sequences_take_part_in_every_sweep_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(BlockPool(40), LAYERS, max_sequences=4, prefill_rows=16)
+    scheduler = Scheduler([resident(40)], LAYERS, max_sequences=4, prefill_rows=16)
     first, long = sequence(4), sequence(200)
     scheduler.add(first)
     sweep(scheduler)
@@ -78,7 +80,7 @@ def test_decoding_sequences_take_part_in_every_sweep_while_a_long_prompt_is_pref
 
 
 def test_sequences_start_in_order_of_arrival() -> None:
-    scheduler = Scheduler(BlockPool(8), LAYERS, max_sequences=1, prefill_rows=64)
+    scheduler = Scheduler([resident(32)], LAYERS, max_sequences=1, prefill_rows=64)
     for n_prompt in (3, 1, 2):
         scheduler.add(sequence(n_prompt))
     order = []

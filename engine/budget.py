@@ -1,0 +1,222 @@
+"""Dividing the memory budgets of one model, everything counted before anything is loaded.
+
+What remains of the device after activations, workspaces, norms and slots goes to the KV cache and to weights.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .batch import TILE_ROWS
+from .checkpoint.store import home
+from .config import EngineConfig, TierName, format_bytes
+from .device import Device, query_rows
+from .device.memory import available_bytes
+from .errors import ConfigError, OutOfMemoryError
+from .kv import BLOCK, block_bytes, blocks_for, scratch_bytes
+from .placement import Placement, fill, named
+from .sampling import MAX_ROWS, Sampler
+from .spec import ModelSpec
+from .storage.direct import ALIGN
+from .tiers import Tier, Tiers
+from .units import Unit, matrix_bytes, small_bytes, units
+
+HEADROOM = 0.9
+"""Share of the memory that is free which an engine takes when no limit is given."""
+TYPICAL_LENGTH = 1024
+"""Positions a sequence is expected to reach, when nothing says how large the KV cache should be."""
+SCRATCH_BYTES = 2**25
+"""What one attention group gathers at most, unless a single sequence is longer."""
+SLOTS = 3
+"""Buffers that weights on their way pass through: one in use and two being filled keep the disk busy. Likewise KV."""
+KV_SLOT_BYTES = 2**25
+"""Size of a buffer that KV passes through, unless a single sequence needs more or the budget is small."""
+SAMPLER_SHARE = 0.05
+"""Of the memory, what sampling may take before it does fewer rows at a time."""
+BUFFER_SHARE = 0.05
+"""Of the memory, what each kind of buffer may take before it is made smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What each memory of a model is used for."""
+
+    tiers: Tiers
+    context: int
+    """Longest sequence admitted."""
+    placement: Placement
+    kv_blocks: dict[TierName, int]
+    scratch_blocks: int
+    kv_slot_bytes: int
+    sampler: Sampler
+    work_bytes: int
+    """Activations and the sampler's workspace."""
+    offload_dir: Path
+
+
+def divide(config: EngineConfig, spec: ModelSpec, device: Device) -> Budget:
+    """Divide the budgets. Raises ConfigError, and OutOfMemoryError with every term if something does not fit."""
+    offload_dir = Path(config.offload_dir).expanduser() if config.offload_dir else home() / "offload"
+    tiers = _tiers(config, device, offload_dir)
+    capacity = tiers["device"].capacity_bytes
+    context = _context(config, spec)
+    terms = _Terms.of(config, spec, device, capacity, context)
+    fixed = terms.fixed_bytes
+    least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(config.kv_tokens or context)
+    asked = blocks_for(_asked_tokens(config, context))
+    if config.weights is not None:
+        placement: Placement = named(spec, config.weights)
+        resident = sum(matrix_bytes(spec, unit, device.dtype) for unit, t in placement.items() if t == "device")
+        streams = any(tier != "device" for unit, tier in placement.items() if unit.kind != "embedding")
+        room = capacity - fixed - resident - terms.slots_bytes(streams)
+    elif capacity - fixed - terms.weights - terms.slots_bytes(False) >= least * terms.kv_block:
+        placement, resident, streams = fill(spec, device.dtype, terms.weights), terms.weights, False
+        room = capacity - fixed - terms.weights - terms.slots_bytes(False)
+    else:
+        resident, streams = 0, True
+        room = capacity - fixed - terms.slots_bytes(True)
+        if config.kv_tokens is None:
+            asked = max(least, min(asked, room // 2 // terms.kv_block))
+        placement = fill(spec, device.dtype, max(0, room - asked * terms.kv_block))
+    blocks = min(asked, max(0, room) // terms.kv_block)
+    if room < 0 or blocks < least:
+        raise OutOfMemoryError(terms.refusal(capacity, resident, streams, least, device.dtype))
+    kv_blocks: dict[TierName, int] = {"device": blocks}
+    kv_blocks["host"] = blocks_for(config.kv_host_tokens)
+    kv_blocks["disk"] = blocks_for(config.kv_disk_tokens)
+    return Budget(
+        tiers=tiers,
+        context=context,
+        placement=placement,
+        kv_blocks=kv_blocks,
+        scratch_blocks=terms.scratch_blocks,
+        kv_slot_bytes=terms.kv_slot,
+        sampler=terms.sampler,
+        work_bytes=terms.work,
+        offload_dir=offload_dir,
+    )
+
+
+def _asked_tokens(config: EngineConfig, context: int) -> int:
+    if config.kv_tokens is not None:
+        return config.kv_tokens
+    if config.kv_host_tokens or config.kv_disk_tokens:
+        return 0
+    return max(config.max_sequences * TYPICAL_LENGTH, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """Bytes on the device, but for weights and KV that are to live there."""
+
+    work: int
+    scratch: int
+    small: int
+    """Norms and biases."""
+    kv_slots: int
+    weight_slot: int
+    weights: int
+    """All matrices, if they were resident."""
+    kv_block: int
+    """One block over all layers."""
+    elsewhere: int
+    """KV blocks of the largest of the other tiers."""
+    scratch_blocks: int
+    kv_slot: int
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, config: EngineConfig, spec: ModelSpec, device: Device, capacity: int, context: int) -> "_Terms":
+        dtype, layer_block = device.dtype, block_bytes(spec, device.dtype, 1)
+        sampler = _sampler(config, spec, device, capacity)
+        longest = blocks_for(context)
+        scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
+        staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
+        kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
+        return cls(
+            work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
+            scratch=scratch_bytes(spec, dtype, scratch_blocks),
+            small=sum(small_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
+            kv_slots=SLOTS * kv_slot if staged else 0,
+            weight_slot=slot_bytes(spec, dtype),
+            weights=sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
+            kv_block=layer_block * spec.n_layers,
+            elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
+            scratch_blocks=scratch_blocks,
+            kv_slot=kv_slot,
+            sampler=sampler,
+        )
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.work + self.scratch + self.small + self.kv_slots
+
+    def slots_bytes(self, streams: bool) -> int:
+        """Weights pass through one slot when they are loaded, and through SLOTS when they are in every sweep."""
+        return (SLOTS if streams else 1) * self.weight_slot
+
+    def refusal(self, capacity: int, resident: int, streams: bool, least: int, dtype: torch.dtype) -> str:
+        return (
+            f"the memory limit is {format_bytes(capacity)}; this model takes at least "
+            f"{format_bytes(resident + self.small + self.slots_bytes(streams))} for "
+            f"{str(dtype).removeprefix('torch.')} weights and the buffers they pass through "
+            f"({format_bytes(self.weights)} if all stay in memory), "
+            f"{format_bytes(self.fixed_bytes - self.small)} for workspaces and "
+            f"{format_bytes(least * self.kv_block)} for the KV cache of {least * BLOCK} positions. Raise the limit, "
+            f"lower context, kv_tokens, prefill_rows or max_sequences, move KV to disk (kv_disk_tokens), or choose "
+            f"a smaller model or dtype"
+        )
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    context = config.context or spec.max_positions
+    if context > spec.max_positions:
+        raise ConfigError(f"context is {context}; this model was made for at most {spec.max_positions} positions")
+    most = max(config.kv_tokens or 0, config.kv_host_tokens, config.kv_disk_tokens)
+    return min(context, most or context)
+
+
+def _tiers(config: EngineConfig, device: Device, offload_dir: Path) -> Tiers:
+    """The memories a model may be spread over. Raises OutOfMemoryError for a limit that the machine does not have."""
+    capacity = config.memory_bytes or int(device.available_bytes() * HEADROOM)
+    _refuse_beyond_machine("memory", capacity, device.available_bytes(), str(device.torch_device))
+    separate = device.host is not device
+    host = config.host_bytes or (int(available_bytes() * HEADROOM) if separate else 0)
+    _refuse_beyond_machine("host memory", host + (0 if separate else capacity), available_bytes(), "the host")
+    existing = next(folder for folder in (offload_dir, *offload_dir.parents) if folder.exists())
+    return {
+        "device": Tier("device", capacity, device.empty),
+        "host": Tier("host", host, device.host_empty),
+        "disk": Tier("disk", config.disk_bytes or shutil.disk_usage(existing).free, device.host_empty),
+    }
+
+
+def _refuse_beyond_machine(what: str, asked: int, available: int, where: str) -> None:
+    if asked > available:
+        raise OutOfMemoryError(
+            f"the {what} limit is {format_bytes(asked)} and only {format_bytes(available)} are free on '{where}'; "
+            "lower the limit or free memory"
+        )
+
+
+def _sampler(config: EngineConfig, spec: ModelSpec, device: Device, capacity: int) -> Sampler:
+    row = Sampler(spec.vocab_size, device.torch_device, 1).workspace_bytes
+    most = max(1, min(config.max_sequences, MAX_ROWS, int(capacity * SAMPLER_SHARE / row)))
+    return Sampler(spec.vocab_size, device.torch_device, most)
+
+
+def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Upper bound of what a slot for any unit takes: the unit's matrices, each beginning where direct I/O likes it."""
+    largest = max(matrix_bytes(spec, Unit(kind), dtype) for kind in ("attention", "mlp"))
+    return largest + 4 * ALIGN
+
+
+def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:
+    """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces."""
+    rows = config.prefill_rows + config.max_sequences
+    width = 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
+    scores = 2 * query_rows(spec.n_heads, context) * spec.n_heads * context
+    logits = config.max_sequences * spec.vocab_size
+    return (rows * 4 * spec.hidden_size + min(rows, TILE_ROWS) * width + scores + logits) * device.dtype.itemsize

@@ -1,0 +1,108 @@
+"""An NVIDIA GPU as the device that runs the model."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Device
+
+
+class CudaDevice(Device):
+    """One GPU. Index tensors go through pinned memory on the compute stream."""
+
+    def __init__(self, name: str, dtype: torch.dtype, host: Device) -> None:
+        """``host`` computes on what stays in host memory."""
+        self.torch_device = torch.device(name)
+        self.dtype = dtype
+        self._host = host
+        self._copies = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+
+    @property
+    def host(self) -> Device:
+        return self._host
+
+    def index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def to_host(self, values: Tensor) -> Tensor:
+        return values.cpu()
+
+    def from_host(self, values: Tensor) -> Tensor:
+        return values.to(self.torch_device, non_blocking=True)
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(rows, weight, bias)
+
+    def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+
+    def chunk_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, start: int) -> Tensor:
+        shape = (*query.shape[:2], *keys.shape[1:])  # the group's heads read one K and V: stride 0
+        return F.scaled_dot_product_attention(
+            query,
+            keys.unsqueeze(1).expand(shape),
+            values.unsqueeze(1).expand(shape),
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def keep_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.clone()
+
+    def open_slot(self, n_bytes: int) -> "CudaSlot":
+        return CudaSlot(n_bytes, self.torch_device, self._copies)
+
+    def available_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+
+class CudaSlot:
+    """Pinned memory, device memory of the same size, and the events that order their uses."""
+
+    def __init__(self, n_bytes: int, device: torch.device, copies: torch.cuda.Stream) -> None:
+        """``copies`` is the stream that uploads run on."""
+        self.host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+        self.content = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self._copies = copies
+        self._downloading, self._downloaded = threading.Lock(), False
+        self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._retired = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        self._uploaded.synchronize()
+
+    def upload(self, n_bytes: int, source: Tensor | None = None) -> None:
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(self._retired)
+            self.content[:n_bytes].copy_((self.host if source is None else source)[:n_bytes], non_blocking=True)
+            self._uploaded.record(self._copies)
+
+    def download(self, n_bytes: int) -> None:
+        with self._downloading:  # several threads may store pieces of one slot
+            if self._downloaded:
+                return
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(self._retired)
+                self.host[:n_bytes].copy_(self.content[:n_bytes], non_blocking=True)
+            self._copies.synchronize()
+            self._downloaded = True
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.content.device).wait_event(self._uploaded)
+
+    def retire(self) -> None:
+        self._downloaded = False
+        self._retired.record(torch.cuda.current_stream(self.content.device))

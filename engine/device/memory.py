@@ -1,0 +1,37 @@
+"""Host memory: page-aligned buffers, and how much of it there is."""
+
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+
+def page_aligned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeroed memory of its own pages: direct I/O can fill it, and freeing it returns all of it to the system."""
+    size = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(size, 1))
+    if size >= 2 * mmap.PAGESIZE * 512 and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:size].view(dtype).view(tuple(shape))
+
+
+def available_bytes() -> int:
+    """What this process can still take, by the machine's memory and the container's limit."""
+    return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
+
+
+def _cgroup_available_bytes() -> int:
+    """What the container's limit leaves, or a very large number without one."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(Path(limit).read_text()) - int(Path(usage).read_text())
+        except (OSError, ValueError):
+            continue
+    return 2**62
