@@ -9,6 +9,7 @@ from .errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 TierName = Literal["device", "host", "disk"]
+Schedule = Literal["continuous", "zigzag", "diagonal"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -55,6 +56,10 @@ class EngineConfig:
     """Requests that may wait; one more is refused with OverloadedError."""
     prefill_rows: int = 512
     """Prompt positions in one sweep at most; a longer prompt is prefilled in chunks."""
+    schedule: Schedule = "continuous"
+    """Which waiting requests join the running ones. "continuous": every one for which there is room. "zigzag": a block
+    of max_sequences together, and the next block when all of it is done. "diagonal": a few in every sweep, so that the
+    running ones stand at evenly spread positions and their KV takes half of what the last tokens would need."""
     threads: int | None = None
     """Compute threads on a CPU; None is one for each core this process may use."""
 
@@ -68,6 +73,8 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("max_queued", "kv_host_tokens", "kv_disk_tokens"):
             _at_least(name, getattr(self, name), 0)
+        if self.schedule not in get_args(Schedule):
+            raise ConfigError(f"schedule is '{self.schedule}'; it must be one of {', '.join(get_args(Schedule))}")
         for tier in self.weights or ():
             if tier not in TIERS:
                 raise ConfigError(f"weights: '{tier}' is no tier; there are {', '.join(TIERS)}")

@@ -2,6 +2,7 @@
 
 import random
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ from torch.profiler import record_function
 
 from .build import Parts, build
 from .config import EngineConfig
-from .errors import HeliosError, InvalidRequestError
+from .errors import CohortError, HeliosError, InvalidRequestError
 from .kv import LayerLengths
 from .request import Delta, FinishReason, Request, Token
 from .sampling import SamplingRow, validate
@@ -60,10 +61,12 @@ class Engine:
         self.context = parts.context
         self._executor = parts.executor
         self._source, self._sink = parts.source(), parts.sink()
-        self._close = parts.close
+        self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
         self._homes = parts.homes
         self._layers = range(self.spec.n_layers)
-        self._scheduler = Scheduler(self._homes, self._layers, self.config.max_sequences, self.config.prefill_rows)
+        self._scheduler = Scheduler(
+            self._homes, self._layers, self.config.max_sequences, self.config.prefill_rows, self.config.schedule
+        )
         self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
         self._counters = EngineStats()
@@ -161,19 +164,34 @@ class Engine:
 
     def fail_all(self, error: HeliosError) -> None:
         """End every request with an error as its reason."""
-        for sequence in list(self._sequences.values()):
+        self._fail(list(self._sequences.values()), error)
+
+    def _fail(self, sequences: list[Sequence], error: HeliosError) -> None:
+        for sequence in sequences:
             self._counters.failed_requests += 1
             self._finish(sequence, (), "", "error", error=error)
         self._deliver()
 
     def step(self) -> bool:
-        """Do one sweep and deliver what it produced; False if there was nothing to do."""
+        """Do one sweep and deliver what it produced; False if there was nothing to do.
+
+        A sweep that cannot be done, since weights or KV cannot be read, ends the requests it was for with the reason;
+        the engine stays fit for others.
+        """
         shares = self._scheduler.schedule()
         if not shares:
             return False
         started = time.perf_counter()
         sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, self._sink)
-        logits = self._executor.run(sweep)
+        try:
+            logits = self._executor.run(sweep)
+        except CohortError as error:  # the others' KV is as it was, so they go on in the next sweep
+            harmed = {id(blocks) for blocks in error.blocks}
+            self._fail([share.sequence for share in shares if id(share.sequence.blocks) in harmed], error.reason)
+            return True
+        except HeliosError as error:
+            self._fail([share.sequence for share in shares], error)
+            return True
         sampled = [share.sequence for share in shares if share.logit_rows]
         with record_function("helios::sample"):
             tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])

@@ -50,3 +50,15 @@ class OverloadedError(HeliosError):
 
 class EngineDeadError(HeliosError):
     """The engine stopped on an internal fault; what was running has ended with this as its reason."""
+
+
+class CohortError(HeliosError):
+    """The KV of some sequences cannot be read or written; ``blocks`` are their very block lists, ``reason`` is why.
+
+    Raised within the engine, which ends those sequences with ``reason`` and goes on with the others.
+    """
+
+    def __init__(self, reason: HeliosError, blocks: list[list[int]]) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+        self.blocks = blocks

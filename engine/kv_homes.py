@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from .config import TierName
 from .device import Device, Slot
+from .errors import CohortError, HeliosError
 from .kv import BLOCK, BlockPool, KVLayout, blocks_for
-from .storage.direct import PIECE_BYTES
+from .storage.direct import PIECE_BYTES, Bounce
 from .storage.ring import Recipe, Ring
 from .storage.spill import BlockPiece, Spill
 from .tiers import Tier
@@ -131,12 +132,12 @@ class StagedKV:
 
     @contextmanager
     def open(self, layer: int, cohort: int) -> Iterator[Tensor]:
-        slot = self._ring.acquire((layer, cohort))
         moves, stores = self._cohorts[cohort], None
+        slot = self._ring.acquire((layer, cohort))
         rows, columns = self.layout.pool_shape(moves.n_blocks)
         try:
             yield slot.content[: moves.n_blocks * self.layout.block_bytes].view(self.layout.dtype).view(rows, columns)
-            stores = self._recipe(layer, moves.n_blocks, moves.stores, store=True)
+            stores = self._recipe(layer, moves, moves.stores, store=True)
         finally:
             self._ring.release((layer, cohort), stores)
 
@@ -147,9 +148,9 @@ class StagedKV:
     def _load(self, key: tuple[int, int]) -> Recipe:
         layer, cohort = key
         moves = self._cohorts[cohort]
-        return self._recipe(layer, moves.n_blocks, moves.loads, store=False)
+        return self._recipe(layer, moves, moves.loads, store=False)
 
-    def _recipe(self, layer: int, n_blocks: int, runs: Sequence["_Run"], store: bool) -> Recipe:
+    def _recipe(self, layer: int, moves: "_Moves", runs: Sequence["_Run"], store: bool) -> Recipe:
         size = self.layout.block_bytes
         step = max(1, PIECE_BYTES // size)
         pieces = []
@@ -157,8 +158,22 @@ class StagedKV:
             for done in range(0, run.count, step):
                 count = min(step, run.count - done)
                 offset = (layer * self.pool.n_blocks + run.block + done) * size
-                pieces.append(BlockPiece(self._spill, offset, (run.local + done) * size, count * size, store))
-        return Recipe(n_blocks * size, pieces)
+                piece = BlockPiece(self._spill, offset, (run.local + done) * size, count * size, store)
+                pieces.append(_Blamed(piece, moves.blocks))
+        return Recipe(moves.n_blocks * size, pieces)
+
+
+class _Blamed(NamedTuple):
+    """A piece whose failure harms the sequences with these blocks, and no others."""
+
+    piece: BlockPiece
+    blocks: list[list[int]]
+
+    def run(self, host: Tensor, bounce: Bounce) -> None:
+        try:
+            self.piece.run(host, bounce)
+        except HeliosError as error:
+            raise CohortError(error, self.blocks) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +192,8 @@ class _Moves:
     n_blocks: int
     loads: list[_Run]
     stores: list[_Run]
+    blocks: list[list[int]]
+    """Of each sequence."""
 
     @classmethod
     def of(cls, extents: Sequence[Extent]) -> "_Moves":
@@ -188,7 +205,7 @@ class _Moves:
             loads += _runs(extent.blocks, 0, blocks_for(extent.start), first)
             stores += _runs(extent.blocks, extent.start // BLOCK, count, first)
             first += count
-        return cls(first, loads, stores)
+        return cls(first, loads, stores, [extent.blocks for extent in extents])
 
 
 def _runs(blocks: list[int], start: int, stop: int, first: int) -> list[_Run]:

@@ -24,6 +24,16 @@ class LLM:
         self.engine = Engine.load(EngineConfig(model=model, **config), progress)
         self._ids = itertools.count()
 
+    def close(self) -> None:
+        """Give memory, threads and files back now rather than when the object is collected."""
+        self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:

@@ -74,6 +74,7 @@ class EngineLoop:
             self._deadline = time.monotonic() + drain_s
             self._condition.notify()
         self._thread.join()
+        self.engine.close()
 
     def _run(self) -> None:
         try:

@@ -1,24 +1,105 @@
 """The scheduler: which sequences take part in the next sweep, and with how many rows.
 
-Decoding sequences always take part, oldest first; prompts fill what is left of ``prefill_rows``, in order of
-arrival. When the KV blocks of a home run out, the youngest running sequence there gives its blocks back and waits at
-the head of the queue, to be prefilled again with what it has generated: later, but with the same tokens.
+Decoding sequences take part in every sweep, oldest first; prompts fill what is left of ``prefill_rows``, in order of
+arrival. Who is let in, and when, is the admission's choice: it makes FlexGen's zig-zag and diagonal block schedules of
+the same sweeps. When the KV blocks of a home run out, the youngest running sequence there gives its blocks back and
+waits at the head of the queue, to be prefilled again with what it has generated: later, but with the same tokens.
 """
 
 from collections import deque
 from collections.abc import Sequence as Seq
 
 from .batch import TILE_ROWS, Share
+from .config import Schedule
 from .kv import blocks_for
 from .kv_homes import KVHome
 from .sequence import Sequence, Status
 
 
+class Admission:
+    """Continuous batching: whoever there is room for."""
+
+    eager = False
+    """Let sequences in before there are rows for their prompts."""
+
+    def begin(self, running: Seq[Sequence]) -> None:
+        """A sweep is about to be scheduled."""
+
+    def admits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
+        """Whether the next waiting sequence may join, if there is room for it."""
+        return True
+
+    def holds(self, running: Seq[Sequence]) -> bool:
+        """Whether sequences that could decode wait for the others' prompts."""
+        return False
+
+
+class ZigZag(Admission):
+    """FlexGen's zig-zag block: sequences are let in together and decode together; then comes the next block."""
+
+    eager = True
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._admitted = 0
+
+    def begin(self, running: Seq[Sequence]) -> None:
+        if not running:
+            self._admitted = 0
+
+    def admits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
+        if self._admitted >= self._block or any(other.output for other in running):
+            return False
+        self._admitted += 1
+        return True
+
+    def holds(self, running: Seq[Sequence]) -> bool:
+        return any(not other.output for other in running)
+
+
+class Diagonal(Admission):
+    """FlexGen's diagonal block: in a block of B sequences with n tokens each to generate, B / n join in every sweep.
+
+    They then stand at evenly spread positions, so their KV takes B * (s + n / 2) positions at any time instead of
+    B * (s + n) at the end of a block; and whoever ends makes room for the next.
+    """
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._credit = 0.0
+        self._step = 1.0
+
+    def begin(self, running: Seq[Sequence]) -> None:
+        self._credit = min(self._credit + self._step, max(1.0, self._step))
+
+    def admits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
+        self._step = self._block / max(1, sequence.longest - sequence.n_prompt)
+        if self._credit < 1 and running:
+            return False
+        self._credit = max(0.0, self._credit - 1)
+        return True
+
+
+def admission(schedule: Schedule, block: int) -> Admission:
+    """What a schedule's name stands for, for blocks of so many sequences."""
+    if schedule == "zigzag":
+        return ZigZag(block)
+    return Diagonal(block) if schedule == "diagonal" else Admission()
+
+
 class Scheduler:
     """Waiting and running sequences of one engine. ``layers`` is the range a sequence needs KV for."""
 
-    def __init__(self, homes: Seq[KVHome], layers: range, max_sequences: int, prefill_rows: int) -> None:
+    def __init__(
+        self,
+        homes: Seq[KVHome],
+        layers: range,
+        max_sequences: int,
+        prefill_rows: int,
+        schedule: Schedule = "continuous",
+    ) -> None:
         """A sequence goes to the first of ``homes`` that has room for it."""
+        self.admission = admission(schedule, max_sequences)
         self.homes = homes
         self.layers = layers
         self.max_sequences = max_sequences
@@ -43,10 +124,14 @@ class Scheduler:
         """The shares of the next sweep; empty when there is nothing to do."""
         shares: list[Share] = []
         budget = self.prefill_rows
+        self.admission.begin(self.running)
+        holds = self.admission.holds(self.running)
         for sequence in list(self.running):
+            if holds and sequence.output and sequence.kv.of(self.layers) == len(sequence.tokens) - 1:
+                continue
             if sequence.status is Status.RUNNING and self._extend(sequence):
                 budget -= self._share(sequence, budget, shares)
-        while budget > 0 and self._admit():
+        while (budget > 0 or self.admission.eager) and self._admit():
             budget -= self._share(self.running[-1], budget, shares)
         return shares
 
@@ -73,6 +158,8 @@ class Scheduler:
             if blocks_for(need) + spare <= home.pool.free_blocks:
                 break
         else:
+            return False
+        if not self.admission.admits(sequence, self.running):
             return False
         self.waiting.popleft()
         sequence.home = home

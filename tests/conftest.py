@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Before torch is imported: threads that spin while they wait take the cores from Ray's processes on a small machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 
 MODEL = "smollm2-135m-instruct"
