@@ -2,9 +2,9 @@
 
 ``q = round((x - min) / (max - min) * (2^b - 1))`` for each group, in fp32, halves to even; the scale
 ``(max - min) / (2^b - 1)`` and the minimum are rounded to fp16. A group of equal elements has codes and scale 0. Where
-a scale or minimum is too large for fp16 (beyond 65504, which bf16 weights can hold), all scales and minima of the matrix
-are bf16. Back: ``float(q) * float(scale) + float(minimum)`` in fp32, each operation rounded, then rounded to the type
-asked for.
+a scale or minimum is too large for fp16 (beyond 65504, which bf16 weights can hold), all scales and minima of the
+matrix are bf16. Back: ``float(q) * float(scale) + float(minimum)`` in fp32, each operation rounded, then rounded to the
+type asked for.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .expand import Workspace, expand_blocks, expand_bytes, expand_halves
+from .expand import Workspace, as_floats, expand_blocks, expand_bytes, expand_halves
 from .scheme import BLOCK_ROWS, Scheme, Shape
 
 
@@ -81,7 +81,7 @@ def dequantise(
 
     ``out`` may have any strides. Four bits along the input are fastest into the transpose of a contiguous [in, out],
     all others into a contiguous [out, in]. Beside ``out`` it takes a workspace of WORKSPACE_BYTES (one is made if none
-    is given) and 8 bytes for each group of the 2^18 elements in work. Raises ValueError if ``out`` does not fit.
+    is given) and 8 bytes for each group of the 2^20 elements in work. Raises ValueError if ``out`` does not fit.
     """
     if out is None:
         out = torch.empty(q.shape, dtype=dtype or torch.float32)
@@ -100,4 +100,4 @@ def dequantise(
 
 def _scales(q: Quantised, rows: slice, groups: slice) -> tuple[Tensor, Tensor]:
     """Scales and minima of some groups of some rows, in fp32: each [groups, rows]."""
-    return q.scale[rows, groups].t().float(), q.minimum[rows, groups].t().float()
+    return as_floats(q.scale[rows, groups].t()), as_floats(q.minimum[rows, groups].t())
