@@ -43,8 +43,8 @@ def quantise(x: Tensor, scheme: Scheme, name: str = "the matrix") -> Quantised:
     scheme.check(x.shape, name)
     group = scheme.group_of(x.shape)
     axis = 2 if scheme.dim == "input" else 1  # within [out, groups, group] or [groups, group, in]
-    values = x.float().unflatten(axis - 1, (-1, group))
-    low, high = torch.aminmax(values, dim=axis, keepdim=True)
+    values = torch.unflatten(x.float(), axis - 1, (-1, group))
+    low, high = values.amin(axis, keepdim=True), values.amax(axis, keepdim=True)  # aminmax is much slower
     width = high - low
     if not bool(torch.isfinite(width).all()):
         raise CheckpointError(f"{name} has values that are not finite, or too far apart for fp32; it is damaged")

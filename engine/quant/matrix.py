@@ -124,7 +124,7 @@ class Int4Matrix(QuantisedMatrix):
 
 
 class Int8Matrix(QuantisedMatrix):
-    """Eight bits, one group a row. ``(c * scale + offset) @ x`` is the kernel's ``c @ x * scale`` and offset * sum(x)."""
+    """Eight bits, one group a row: ``(c * scale + offset) @ x`` is the kernel's ``c @ x * scale`` + offset * sum(x)."""
 
     def __init__(self, q: Quantised) -> None:
         self.shape = (q.shape[0], q.shape[1])

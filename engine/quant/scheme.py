@@ -60,7 +60,7 @@ class Scheme:
     @property
     def levels(self) -> int:
         """The largest code."""
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     @property
     def in_blocks(self) -> bool:
