@@ -40,21 +40,25 @@ def quantise(x: Tensor, scheme: Scheme, name: str = "the matrix") -> Quantised:
     Raises ConfigError if groups do not divide the matrix, CheckpointError for values that are not finite or spread too
     widely; ``name`` stands in the message.
     """
+    codes, scale, minimum = encode(x, scheme, name)
+    return Quantised(codes, *in_16_bits(scale, minimum), tuple(x.shape), scheme)
+
+
+def encode(x: Tensor, scheme: Scheme, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``quantise``: the packed codes, and scales and minima still in fp32."""
     scheme.check(x.shape, name)
-    group = scheme.group_of(x.shape)
     axis = 2 if scheme.dim == "input" else 1  # within [out, groups, group] or [groups, group, in]
-    values = torch.unflatten(x.float(), axis - 1, (-1, group))
+    values = torch.unflatten(x.float(), axis - 1, (-1, scheme.group_of(x.shape)))
     low, high = values.amin(axis, keepdim=True), values.amax(axis, keepdim=True)  # aminmax is much slower
     width = high - low
     if not bool(torch.isfinite(width).all()):
         raise CheckpointError(f"{name} has values that are not finite, or too far apart for fp32; it is damaged")
     codes = (values - low).div_(torch.where(width == 0, 1.0, width)).mul_(scheme.levels).round_()
-    scale, minimum = _in_16_bits(width.squeeze(axis) / scheme.levels, low.squeeze(axis))
     packed = _pack(codes.to(torch.uint8).view(x.shape), scheme)
-    return Quantised(packed, scale, minimum, tuple(x.shape), scheme)
+    return packed, width.squeeze(axis) / scheme.levels, low.squeeze(axis)
 
 
-def _in_16_bits(scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+def in_16_bits(scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
     """Both in fp16, or if that cannot hold them in bf16, whose range is that of fp32."""
     halves = scale.half(), minimum.half()
     if all(bool(torch.isfinite(half).all()) for half in halves):

@@ -19,11 +19,11 @@ several matrices, each of which fills its own rows.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from ..errors import CheckpointError, ConfigError
+from ..errors import ConfigError
 
 Bits = Literal[4, 8]
 Dim = Literal["input", "output"]
@@ -32,7 +32,6 @@ BLOCK_ROWS = 64
 MAX_COLUMNS = 2**17
 """Columns that the expansion's workspace has room for."""
 SCALE_BYTES = 2
-VERSION = 1
 
 Shape = tuple[int, ...]
 
@@ -111,23 +110,3 @@ class Scheme:
         """In words: "4 bits, groups of 64 along the input"."""
         size = f"groups of {self.group_size}" if self.group_size else "one group"
         return f"{self.bits} bits, {size} along the {self.dim}"
-
-    def to_json(self) -> dict[str, Any]:
-        """What a model directory says of its own quantisation."""
-        return {"version": VERSION, "bits": self.bits, "group_size": self.group_size, "dim": self.dim}
-
-    @classmethod
-    def from_json(cls, value: Any, where: str) -> "Scheme":
-        """Raises CheckpointError for what ``to_json`` did not write, or a later version did."""
-        if not isinstance(value, Mapping):
-            raise CheckpointError(f"{where} describes its quantisation as {value!r}; it must be an object")
-        if value.get("version") != VERSION:
-            raise CheckpointError(
-                f"{where} is quantised in version {value.get('version')} of the format; this release reads {VERSION}: "
-                f"make the copy again with `helios quantize`"
-            )
-        try:
-            size = value["group_size"]
-            return cls(value["bits"], None if size is None else int(size), value["dim"]).validate()
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
-            raise CheckpointError(f"{where} describes its quantisation wrongly: {error}") from None
