@@ -34,7 +34,7 @@ class Quantisation:
 
     @classmethod
     def of(cls, directory: Path) -> "Quantisation | None":
-        """What ``config.json`` says; None for a model that is not quantised. Raises CheckpointError as ``from_json``."""
+        """What ``config.json`` says; None if the model is not quantised. Raises CheckpointError as ``from_json``."""
         path = directory / "config.json"
         value = read_json(path).get(CONFIG_ENTRY)
         return None if value is None else cls.from_json(value, str(path))

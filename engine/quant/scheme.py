@@ -32,6 +32,8 @@ BLOCK_ROWS = 64
 MAX_COLUMNS = 2**17
 """Columns that the expansion's workspace has room for."""
 SCALE_BYTES = 2
+GROUP_SIZE = 64
+"""The paper's."""
 
 Shape = tuple[int, ...]
 
@@ -41,7 +43,7 @@ class Scheme:
     """How matrices are quantised. Values are checked by ``validate``, not at construction."""
 
     bits: Bits = 4
-    group_size: int | None = 64
+    group_size: int | None = GROUP_SIZE
     """Elements of a group; None is the whole dimension, whatever its size."""
     dim: Dim = "input"
     """The dimension along which the elements of a group follow one another."""
