@@ -46,7 +46,7 @@ def quantize(
 
     scheme = Scheme(4 if bits == "4" else 8, group_size or None, dim).validate()
     source = resolve(model)
-    directory = _target(out or f"{source.resolve().name.lower()}-{bits}bit")
+    directory = _target(f"{source.resolve().name.lower()}-{bits}bit" if out is None else out)
     with progress() as report:
         copied = quantise_model(
             source,

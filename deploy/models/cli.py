@@ -147,7 +147,7 @@ def remove(
 
 
 def _table(listed: list[Listed]) -> Table:
-    columns = ("model", "in store", "from", "licence", "disk", "layers", "quantised", "runs")
+    columns = ("model", "in store", "from", "licence", "disk", "layers", "weights", "runs")
     table = Table(*columns, box=None, pad_edge=False)
     for line in listed:
         table.add_row(
@@ -157,7 +157,7 @@ def _table(listed: list[Listed]) -> Table:
             line.licence or "unknown",
             format_bytes(line.disk_bytes),
             "" if line.layers is None else str(line.layers),
-            line.quantised,
+            line.quantised.split(",")[0],
             "yes" if line.supported else f"no: {line.reason}",
         )
     return table

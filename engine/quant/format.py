@@ -1,9 +1,9 @@
 """What a directory with a quantised copy of a model says of itself. Needs no torch.
 
 It is a Hugging Face directory whose weights are in ``helios.safetensors``, a name that other readers do not look for:
-they fail for want of a weight file. If it is renamed, the file's ``format`` entry makes transformers refuse it. A
-quantised tensor NAME is three, NAME.codes, NAME.scale and NAME.minimum, in the shapes of ``scheme``; the others are
-stored in 16 bits.
+transformers fails for want of a weight file, where with ``model.safetensors`` it would run on random weights after a
+warning (a ``quantization_config`` of an unknown method is skipped with a warning too). A quantised tensor NAME is
+three, NAME.codes, NAME.scale and NAME.minimum, in the shapes of ``scheme``; the others are stored in 16 bits.
 """
 
 from collections.abc import Mapping

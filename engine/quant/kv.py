@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .expand import Workspace, split_halves
+from .scheme import GROUP_SIZE
 
 LEVELS = 15
 LARGEST = 65504.0
@@ -24,15 +25,18 @@ class KVCodec:
     """Encodes and decodes head rows. Holds a workspace, so one thread uses it at a time."""
 
     def __init__(self, head_dim: int, group_size: int | None = None) -> None:
-        """Groups are of 64 elements, of a smaller head's whole, or as said. Raises ConfigError if they do not fit."""
+        """Unless said, groups are of 64 elements, or of the largest divisor of ``head_dim`` below that.
+
+        Raises ConfigError if groups do not fit.
+        """
         self.head_dim = head_dim
-        self.group_size = group_size or min(64, head_dim)
+        fit = max(size for size in range(1, min(GROUP_SIZE, head_dim) + 1) if head_dim % size == 0)
+        self.group_size = fit if group_size is None else group_size
         if head_dim % 4:
             raise ConfigError(f"head_dim is {head_dim}; the KV cache is quantised for multiples of 4 only")
         if self.group_size < 1 or head_dim % self.group_size:
             raise ConfigError(
-                f"group_size is {self.group_size}; it must divide the head's {head_dim} elements, such as "
-                f"{min(64, head_dim & -head_dim)}"
+                f"group_size is {self.group_size}; it must divide the head's {head_dim} elements, such as {fit}"
             )
         self._groups = head_dim // self.group_size
         self._workspace = Workspace()

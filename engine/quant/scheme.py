@@ -83,7 +83,7 @@ class Scheme:
             raise ConfigError(
                 f"{name} has {size} elements along its {self.dim}, which do not make up "
                 f"{'even ' if halves == 2 else ''}groups of {group}; choose a group size that divides {size}"
-                + (f", such as {' or '.join(map(str, fit))}" if fit else "")
+                + (f", such as {', '.join(map(str, fit))}" if fit else "")
                 + ", or the other dimension"
             )
         if shape[1] > MAX_COLUMNS:
