@@ -143,6 +143,11 @@ def test_what_no_kernel_can_do_is_not_packed(scheme: Scheme, shape: tuple[int, i
             stored.pack()
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the layout is that of AVX-512")
+def test_the_int4_kernel_reads_our_layout_with_avx_512() -> None:
+    assert int4_kernel_fits()
+
+
 def test_a_kernel_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_module, "int4_kernel_fits", lambda: False)
     assert not StoredMatrix((quantise(weights(), Scheme()),)).packable(BF16)
