@@ -35,7 +35,7 @@ def quantize(
 
     Examples:
 
-        helios quantize smollm2-135m-instruct
+        helios quantize smollm2-135m-instruct --group-size 32
 
         helios quantize /data/llama-3.2-1b --bits 8 --group-size 0 -o llama-3.2-1b-8bit
     """
