@@ -35,7 +35,7 @@ from .scheme import BLOCK_ROWS
 KERNEL_ROWS = 64
 """Rows up to which a packed kernel is faster than expanding the matrix for this product alone. Matrix 1536 x 576, one
 Zen 5 core, us: the int4 kernel takes 25 / 82 / 320 / 636 / 797 for 1 / 8 / 32 / 64 / 80 rows, expanding and multiplying
-418 / 438 / 523 / 625 / 683, of which expanding is 345. With an expanded matrix at hand that product wins from 8 rows."""
+418 / 438 / 523 / 625 / 683, of which expanding is 345. With an expanded matrix at hand it wins from 8 rows."""
 INT8_ZERO = 128
 
 
