@@ -67,7 +67,7 @@ def pull(
     """
     from .pull import pull as pull_model
 
-    with _progress() as report:
+    with progress() as report:
         pulled = pull_model(name, source, report, force)
     if as_json:
         typer.echo(json.dumps(asdict(pulled) | {"directory": str(pulled.directory)}))
@@ -98,7 +98,7 @@ def import_(
     from .importing import import_model
 
     name = name or (path.stem if path.suffix == ".gguf" else path.resolve().name).lower()
-    with _progress() as report:
+    with progress() as report:
         directory = import_model(
             path, name, copy, force, lambda done, total: report("converting to bfloat16", done, total)
         )
@@ -147,7 +147,8 @@ def remove(
 
 
 def _table(listed: list[Listed]) -> Table:
-    table = Table("model", "in store", "from", "licence", "disk", "layers", "runs", box=None, pad_edge=False)
+    columns = ("model", "in store", "from", "licence", "disk", "layers", "weights", "runs")
+    table = Table(*columns, box=None, pad_edge=False)
     for line in listed:
         table.add_row(
             line.name,
@@ -156,6 +157,7 @@ def _table(listed: list[Listed]) -> Table:
             line.licence or "unknown",
             format_bytes(line.disk_bytes),
             "" if line.layers is None else str(line.layers),
+            line.quantised.split(",")[0],
             "yes" if line.supported else f"no: {line.reason}",
         )
     return table
@@ -181,7 +183,7 @@ def _readable(field: str, value: object) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Report]:
+def progress() -> Iterator[Report]:
     """A report drawn as bars on stderr; a notice is a line of its own."""
     console = Console(stderr=True)
     columns = (

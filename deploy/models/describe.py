@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.checkpoint.layout import all_groups
 from engine.checkpoint.store import list_models, models_dir, read_origin
 from engine.errors import HeliosError
+from engine.quant.format import Quantisation
 from engine.spec import ModelSpec
 
 from .catalogue import CATALOGUE
@@ -26,6 +27,8 @@ class Listed:
     supported: bool
     reason: str = ""
     """Why it is not supported."""
+    quantised: str = ""
+    """In words; empty for a model that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,12 @@ class Description:
     eos_ids: tuple[int, ...]
     chat_template: bool
     stored_dtype: str
+    """Of a quantised copy, what is not quantised has it."""
+    quantised: str
+    """In words; "no" for a model that is not."""
     disk_bytes: int
     weight_bytes: dict[str, int]
-    """By compute type."""
+    """By compute type. Matrices that are quantised are counted as they are stored."""
     kv_bytes_per_token: dict[str, int]
 
 
@@ -83,15 +89,21 @@ def _stored(name: str) -> Listed:
     source = read_origin(directory).source
     try:
         layers = ModelSpec.from_directory(directory).n_layers
+        quantised = _quantised(Quantisation.of(directory))
     except HeliosError as error:
         return Listed(name, True, source, licence, size, None, False, str(error))
-    return Listed(name, True, source, licence, size, layers, True)
+    return Listed(name, True, source, licence, size, layers, True, quantised=quantised)
+
+
+def _quantised(quantisation: Quantisation | None) -> str:
+    return quantisation.scheme.describe() if quantisation else ""
 
 
 def describe(name: str, directory: Path) -> Description:
     """Raises CheckpointError or UnsupportedModelError for a directory without a usable config."""
     spec = ModelSpec.from_directory(directory)
-    parameters = sum(tensor.size for group in all_groups(spec) for tensor in group)
+    quantisation = Quantisation.of(directory)
+    tensors = [tensor for group in all_groups(spec) for tensor in group]
     kv_elements = spec.n_layers * spec.kv_elements_per_token
     return Description(
         name=name,
@@ -107,13 +119,17 @@ def describe(name: str, directory: Path) -> Description:
         head_dim=spec.head_dim,
         vocabulary=spec.vocab_size,
         context=spec.max_positions,
-        parameters=parameters,
+        parameters=sum(tensor.size for tensor in tensors),
         tied=spec.tied,
         eos_ids=spec.eos_ids,
         chat_template=_has_chat_template(directory),
         stored_dtype=spec.dtype,
+        quantised=_quantised(quantisation) or "no",
         disk_bytes=disk_bytes(directory),
-        weight_bytes={dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
+        weight_bytes={
+            dtype: sum(quantisation.nbytes(tensor, size) if quantisation else tensor.size * size for tensor in tensors)
+            for dtype, size in ITEM_BYTES.items()
+        },
         kv_bytes_per_token={dtype: kv_elements * size for dtype, size in ITEM_BYTES.items()},
     )
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.checkpoint.layout import check
 from engine.checkpoint.staging import remove, staged
 from engine.checkpoint.store import Origin, models_dir, write_origin
 from engine.errors import HeliosError
@@ -28,8 +27,7 @@ def import_model(
     A directory is linked, so that its weights are not on the disk twice; a copy survives its removal. Raises
     HeliosError for a bad or taken name, CheckpointError or UnsupportedModelError for a model the engine could not run.
     """
-    if not NAME.fullmatch(name):
-        raise HeliosError(f"'{name}' cannot name a model; use letters, digits, '.', '_' and '-', such as my-model-1b")
+    check_name(name)
     target = models_dir() / name
     if target.exists() and not force:
         raise HeliosError(f"the store has a model '{name}' already ({target}); choose another --name, or use --force")
@@ -45,10 +43,17 @@ def import_model(
     return target
 
 
+def check_name(name: str) -> None:
+    """Raises HeliosError unless the store can have a model of this name."""
+    if not NAME.fullmatch(name):
+        raise HeliosError(f"'{name}' cannot name a model; use letters, digits, '.', '_' and '-', such as my-model-1b")
+
+
 def _import_directory(path: Path, target: Path, copy: bool, force: bool) -> None:
     from engine.checkpoint.index import Checkpoint
+    from engine.quant.stored import check_model
 
-    check(Checkpoint(path), ModelSpec.from_directory(path))
+    check_model(Checkpoint(path), ModelSpec.from_directory(path))
     if target.resolve() == path and not target.is_symlink():
         raise HeliosError(f"{path} is the store's own '{target.name}'; there is nothing to import")
     if copy:

@@ -18,6 +18,9 @@ from ..spec import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+QUANTISED_FILE = "helios.safetensors"
+"""A quantised copy's. Any other name than SINGLE_FILE makes other readers refuse the directory, where they would take
+the codes' tensors for unknown ones and run on random weights."""
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit. A garbage length is nearly always larger."""
@@ -49,7 +52,8 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """The tensors of a model directory: ``model.safetensors``, or the shards its index lists. Holds no file open.
+    """The tensors of a model directory: ``model.safetensors``, or the shards its index lists, or a quantised copy's
+    ``helios.safetensors``. Holds no file open.
 
     Raises CheckpointError when the directory or a file is missing, truncated, damaged or of a foreign format.
     """
@@ -86,6 +90,8 @@ def _tensors(directory: Path) -> Iterator[tuple[str, TensorInfo]]:
         yield from parse_file(directory / SINGLE_FILE).items()
     elif (directory / INDEX_FILE).is_file():
         yield from _sharded(directory).items()
+    elif (directory / QUANTISED_FILE).is_file():
+        yield from parse_file(directory / QUANTISED_FILE).items()
     else:
         raise CheckpointError(_no_weights(directory))
 

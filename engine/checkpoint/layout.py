@@ -7,7 +7,7 @@ causal-LM class of transformers writes; ``Naming`` turns them into the names a c
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -206,10 +206,15 @@ def check(checkpoint: "Checkpoint", spec: ModelSpec) -> None:
     """
     naming = Naming.of(checkpoint.names)
     needed = {naming(part.source): part for group in all_groups(spec) for tensor in group for part in tensor.parts}
-    _refuse_missing(checkpoint, [name for name in needed if name not in checkpoint])
+    refuse_missing(checkpoint, needed)
     for name, part in needed.items():
-        _check_tensor(checkpoint, name, part)
-    harmless = {naming("lm_head.weight")} if spec.tied else set()
+        check_tensor(checkpoint, name, part.shape)
+    refuse_unused(checkpoint, spec, needed)
+
+
+def refuse_unused(checkpoint: "Checkpoint", spec: ModelSpec, needed: Container[str]) -> None:
+    """Raises CheckpointError if the checkpoint has tensors that are not among the needed ones, nor harmless."""
+    harmless = {Naming.of(checkpoint.names)("lm_head.weight")} if spec.tied else set()
     unused = [
         name for name in checkpoint.names if name not in needed and name not in harmless and not HARMLESS.search(name)
     ]
@@ -220,7 +225,9 @@ def check(checkpoint: "Checkpoint", spec: ModelSpec) -> None:
         )
 
 
-def _refuse_missing(checkpoint: "Checkpoint", missing: list[str]) -> None:
+def refuse_missing(checkpoint: "Checkpoint", needed: Iterable[str]) -> None:
+    """Raises CheckpointError if the checkpoint lacks any of these tensors."""
+    missing = [name for name in needed if name not in checkpoint]
     if missing:
         raise CheckpointError(
             f"{checkpoint.directory} lacks {len(missing)} tensors that its config.json needs: {_first(missing)}; "
@@ -228,11 +235,12 @@ def _refuse_missing(checkpoint: "Checkpoint", missing: list[str]) -> None:
         )
 
 
-def _check_tensor(checkpoint: "Checkpoint", name: str, part: Part) -> None:
+def check_tensor(checkpoint: "Checkpoint", name: str, shape: Shape) -> None:
+    """Raises CheckpointError unless the tensor has this shape and is floating point."""
     info = checkpoint.info(name)
-    if info.shape != part.shape:
+    if info.shape != shape:
         raise CheckpointError(
-            f"{info.file}: tensor '{name}' has shape {list(info.shape)}, config.json needs {list(part.shape)}"
+            f"{info.file}: tensor '{name}' has shape {list(info.shape)}, config.json needs {list(shape)}"
         )
     if not info.dtype.is_floating_point:
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """Makes tiny safetensors files, sound and broken, and tiny random models of each family."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 def model_of(family: str) -> transformers.PreTrainedModel:
     """A random model with no two parameters alike, biases and norms included."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(CONFIGS[family])
+    ).eval()  # a saved model notes its type in its config
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
