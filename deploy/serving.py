@@ -11,7 +11,8 @@ from ray.serve.context import _get_global_client
 
 from actors.config import AppConfig
 from actors.lifecycle import ReconcileReport, list_apps, reconcile, stop_app
-from actors.runtime import connect_ray, local_ray, start_local_ray, stop_local_ray
+from actors.local_ray import local_ray, start_local_ray, stop_local_ray
+from actors.runtime import connect_ray
 from engine.errors import ConfigError, HeliosError
 
 from .app import DRAIN_S, QUIET, application
@@ -36,9 +37,11 @@ def start(config: AppConfig, address: Address, detached: bool) -> Started:
     Raises HeliosError. If the app did not run before, a failure leaves nothing behind; one that did goes on.
     """
     _quieten()
-    _ensure_ray(config.ray_address)
-    fresh = config.app not in list_apps()
+    ours = config.ray_address is None and "RAY_ADDRESS" not in os.environ
+    started_ray, fresh = ours and local_ray() is None, False
     try:
+        connect_ray(start_local_ray().address if ours else config.ray_address)
+        fresh = config.app not in list_apps()
         report = reconcile(config)
         _ensure_serve(address)
         serve.run(application(config), name=config.app, route_prefix="/", blocking=False, logging_config=QUIET)
@@ -47,6 +50,8 @@ def start(config: AppConfig, address: Address, detached: bool) -> Started:
     except BaseException:
         if fresh:
             stop(config.app, config.ray_address)
+        elif started_ray:
+            stop_local_ray()
         raise
     return Started(record, report)
 
@@ -81,21 +86,6 @@ def must_be_alive(config: AppConfig) -> None:
     """Raises HeliosError when the Ray under the app has ended."""
     if config.ray_address is None and "RAY_ADDRESS" not in os.environ and local_ray() is None:
         raise HeliosError("Ray has ended, and the app with it; its log is in HELIOS_HOME/run. Start the app again")
-
-
-def _ensure_ray(address: str | None) -> None:
-    """The cluster that is named, else the one of RAY_ADDRESS, else our own, started if need be."""
-    if address is not None or "RAY_ADDRESS" in os.environ:
-        connect_ray(address)
-        return
-    ran = local_ray() is not None
-    started = start_local_ray()
-    try:
-        connect_ray(started.address)
-    except BaseException:
-        if not ran:
-            stop_local_ray()
-        raise
 
 
 def _ensure_serve(address: Address) -> None:

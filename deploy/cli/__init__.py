@@ -1,8 +1,16 @@
 """The ``helios`` command."""
 
+import sys
+
 
 def main() -> None:
     """Entry point of the ``helios`` script."""
-    from .app import app
+    from .group import heed_signals, status_of
 
-    app()
+    heed_signals()
+    try:
+        from .app import app
+
+        app()
+    except KeyboardInterrupt as interrupt:  # before a command has begun
+        sys.exit(status_of(interrupt))
