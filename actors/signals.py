@@ -24,8 +24,8 @@ def interrupts_later() -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for late in came:
+            signal.raise_signal(late)
 
 
 @contextmanager

@@ -84,20 +84,30 @@ def test_a_process_of_somebody_else_with_the_recorded_id_is_left_alone(tmp_path)
 
 
 def test_an_interrupt_waits_for_what_must_stay_whole():
-    done = False
-    with pytest.raises(KeyboardInterrupt), interrupts_later():
-        signal.raise_signal(signal.SIGINT)
-        done = True
-    assert done
+    done = []
+
+    def work():
+        with interrupts_later():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all"]
 
 
-def test_sigterm_stays_with_who_had_it_before_ray_took_it(monkeypatch):
+def test_sigterm_stays_with_who_had_it_before_ray_took_it():
     came = []
-    usual = signal.signal(signal.SIGTERM, lambda *_: came.append("ours"))
-    try:
-        with pytest.raises(SystemExit), own_sigterm():
+
+    def connect():
+        with own_sigterm():
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
             signal.raise_signal(signal.SIGTERM)
+
+    usual = signal.signal(signal.SIGTERM, lambda *_: came.append("ours"))
+    try:
+        with pytest.raises(SystemExit):
+            connect()
         signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, usual)
