@@ -17,11 +17,11 @@ from .device.memory import available_bytes
 from .errors import ConfigError, OutOfMemoryError
 from .kv import BLOCK, block_bytes, blocks_for, scratch_bytes
 from .placement import Placement, fill, named
+from .quant.ready import Expander
 from .sampling import MAX_ROWS, Sampler
+from .sizes import Sizes
 from .spec import ModelSpec
-from .storage.direct import ALIGN
 from .tiers import Tier, Tiers
-from .units import Unit, matrix_bytes, small_bytes, units
 
 HEADROOM = 0.9
 """Share of the memory that is free which an engine takes when no limit is given."""
@@ -56,30 +56,31 @@ class Budget:
     offload_dir: Path
 
 
-def divide(config: EngineConfig, spec: ModelSpec, device: Device) -> Budget:
+def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
     """Divide the budgets. Raises ConfigError, and OutOfMemoryError with every term if something does not fit."""
+    spec = sizes.spec
     offload_dir = Path(config.offload_dir).expanduser() if config.offload_dir else home() / "offload"
     tiers = _tiers(config, device, offload_dir)
     capacity = tiers["device"].capacity_bytes
     context = _context(config, spec)
-    terms = _Terms.of(config, spec, device, capacity, context)
+    terms = _Terms.of(config, sizes, device, capacity, context)
     fixed = terms.fixed_bytes
     least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(config.kv_tokens or context)
     asked = blocks_for(_asked_tokens(config, context))
     if config.weights is not None:
         placement: Placement = named(spec, config.weights)
-        resident = sum(matrix_bytes(spec, unit, device.dtype) for unit, t in placement.items() if t == "device")
+        resident = sum(sizes.matrices(unit) for unit, t in placement.items() if t == "device")
         streams = any(tier != "device" for unit, tier in placement.items() if unit.kind != "embedding")
         room = capacity - fixed - resident - terms.slots_bytes(streams)
     elif capacity - fixed - terms.weights - terms.slots_bytes(False) >= least * terms.kv_block:
-        placement, resident, streams = fill(spec, device.dtype, terms.weights), terms.weights, False
+        placement, resident, streams = fill(sizes, terms.weights), terms.weights, False
         room = capacity - fixed - terms.weights - terms.slots_bytes(False)
     else:
         resident, streams = 0, True
         room = capacity - fixed - terms.slots_bytes(True)
         if config.kv_tokens is None:
             asked = max(least, min(asked, room // 2 // terms.kv_block))
-        placement = fill(spec, device.dtype, max(0, room - asked * terms.kv_block))
+        placement = fill(sizes, max(0, room - asked * terms.kv_block))
     blocks = min(asked, max(0, room) // terms.kv_block)
     if room < 0 or blocks < least:
         raise OutOfMemoryError(terms.refusal(capacity, resident, streams, least, device.dtype))
@@ -128,20 +129,22 @@ class _Terms:
     sampler: Sampler
 
     @classmethod
-    def of(cls, config: EngineConfig, spec: ModelSpec, device: Device, capacity: int, context: int) -> "_Terms":
-        dtype, layer_block = device.dtype, block_bytes(spec, device.dtype, 1)
+    def of(cls, config: EngineConfig, sizes: Sizes, device: Device, capacity: int, context: int) -> "_Terms":
+        spec, dtype = sizes.spec, device.dtype
+        layer_block = block_bytes(spec, dtype, 1)
         sampler = _sampler(config, spec, device, capacity)
         longest = blocks_for(context)
+        expander = Expander.workspace_bytes() if sizes.quantisation else 0
         scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
         staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
-            scratch=scratch_bytes(spec, dtype, scratch_blocks),
-            small=sum(small_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
+            scratch=scratch_bytes(spec, dtype, scratch_blocks) + sizes.expansion + expander,
+            small=sizes.all_small,
             kv_slots=SLOTS * kv_slot if staged else 0,
-            weight_slot=slot_bytes(spec, dtype),
-            weights=sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
+            weight_slot=sizes.slot,
+            weights=sizes.all_matrices,
             kv_block=layer_block * spec.n_layers,
             elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
             scratch_blocks=scratch_blocks,
@@ -205,12 +208,6 @@ def _sampler(config: EngineConfig, spec: ModelSpec, device: Device, capacity: in
     row = Sampler(spec.vocab_size, device.torch_device, 1).workspace_bytes
     most = max(1, min(config.max_sequences, MAX_ROWS, int(capacity * SAMPLER_SHARE / row)))
     return Sampler(spec.vocab_size, device.torch_device, most)
-
-
-def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Upper bound of what a slot for any unit takes: the unit's matrices, each beginning where direct I/O likes it."""
-    largest = max(matrix_bytes(spec, Unit(kind), dtype) for kind in ("attention", "mlp"))
-    return largest + 4 * ALIGN
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:

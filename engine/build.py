@@ -13,8 +13,10 @@ from .device import Device, open_device
 from .executor import Executor
 from .kv_homes import KVHome
 from .kv_open import open_homes
+from .quant.format import Quantisation
 from .rope import Rope
 from .sampling import Sampler
+from .sizes import Sizes
 from .spec import ModelSpec
 from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
@@ -63,7 +65,8 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     device = open_device(config)
-    budget = divide(config, spec, device)
+    sizes = Sizes(spec, device.dtype, Quantisation.of(directory))
+    budget = divide(config, sizes, device)
     tiers = budget.tiers
     tiers["device"].hold(budget.work_bytes, "activations")
     homes = open_homes(config, spec, device, budget)  # before the weights: what the disk lacks is found at once
@@ -75,6 +78,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
             tiers,
             budget.placement,
             n_slots=SLOTS,
+            expansion_bytes=sizes.expansion,
             read_ahead=config.read_ahead,
             progress=progress,
         )

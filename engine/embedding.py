@@ -102,6 +102,7 @@ def _copy(layout: UnitLayout, place: Tensor, at: TierName) -> Callable[[Slot], o
 
     def keep(slot: Slot) -> None:
         (values,) = layout.views(slot.content if at == "device" else slot.host).values()
+        assert isinstance(values, Tensor), "embedding tables are never in codes"
         place.copy_(values)
 
     return keep

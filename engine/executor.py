@@ -25,11 +25,11 @@ class Executor:
         """Do the sweep and return what its sink made of it. The sequences' KV then reaches their share's end."""
         self.weights.expect(sweep.layers, head=any(share.logit_rows for share in sweep.shares))
         batch = self.batches.build(sweep.shares, sweep.layers)
-        hidden = sweep.source(batch)
+        hidden, rows = sweep.source(batch), len(batch.token_ids)
         for layer in sweep.layers:
-            with self.weights.attention(layer) as attention:
+            with self.weights.attention(layer, rows) as attention:
                 hidden = _by_tiles(batch, hidden, partial(self.block.attention, attention, layer))
-            with self.weights.mlp(layer) as mlp:
+            with self.weights.mlp(layer, rows) as mlp:
                 hidden = _by_tiles(batch, hidden, partial(self.block.mlp, mlp))
         result = sweep.sink(batch, hidden)
         for share in sweep.shares:

@@ -66,10 +66,10 @@ class ExitHead:
             return hidden.new_empty(0, self.spec.vocab_size)
         pieces = self.weights.head_rows
         if len(pieces) == 1:
-            with self.weights.head(0) as matrix:
+            with self.weights.head(0, len(hidden)) as matrix:
                 return self.device.linear(hidden, matrix)
         logits = hidden.new_empty(len(hidden), self.spec.vocab_size)
         for i, rows in enumerate(pieces):
-            with self.weights.head(i) as matrix:
+            with self.weights.head(i, len(hidden)) as matrix:
                 logits[:, rows.start : rows.stop] = self.device.linear(hidden, matrix)
         return logits

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.index import QUANTISED_FILE, Checkpoint
 from engine.checkpoint.layout import Naming, all_groups
-from engine.checkpoint.reader import plan_reads, read_many
+from engine.checkpoint.reader import plan_reads, read_into, read_many
 from engine.errors import CheckpointError
 from engine.quant.copy import quantise_model
 from engine.quant.format import CONFIG_ENTRY, Quantisation
@@ -48,12 +48,17 @@ def test_fused_matrices_are_those_of_the_model_quantised(tmp_path: Path, family:
                 continue
             codes = FusedCodes.of(checkpoint, naming, fused, scheme)
             memory = torch.full((codes.nbytes,), 255, dtype=torch.uint8)
-            read_many(codes.reads(memory))
+            fill(codes, memory)
             weight = codes.matrix(memory).expand(torch.empty(fused.size))
             parts = [plain[fused.name][part.row : part.row + part.shape[0]] for part in fused.parts]
             assert torch.equal(weight, torch.cat([dequantise(quantise(part, scheme)) for part in parts])), fused.name
             seen.add(fused.name)
     assert seen == {"qkv.weight", "out.weight", "up.weight", "down.weight"}
+
+
+def fill(codes: FusedCodes, memory: torch.Tensor) -> None:
+    for info, at in codes.places():
+        read_into(info, memory[at : at + info.nbytes].view(info.dtype).view(info.shape))
 
 
 def stack(shapes: list[tuple[int, int]], scheme: Scheme, tmp_path: Path) -> FusedCodes:
@@ -88,7 +93,7 @@ def test_parts_are_one_matrix_where_their_bytes_allow_it(
 ) -> None:
     codes = stack([(count, 128) for count in rows], scheme, tmp_path)
     memory = torch.zeros(codes.nbytes, dtype=torch.uint8)
-    read_many(codes.reads(memory))
+    fill(codes, memory)
     matrix = codes.matrix(memory)
     assert codes.stacks == stacks
     assert (len(matrix.parts) == 1) == stacks
