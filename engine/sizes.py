@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .checkpoint.layout import FusedTensor
 from .quant.format import Quantisation
 from .spec import ModelSpec
 from .storage.direct import ALIGN
-from .units import Unit, group_of, is_matrix, units
+from .units import Unit, group_of, held_bytes, is_matrix, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Sizes:
 
     def matrices(self, unit: Unit) -> int:
         """Bytes of what may be placed elsewhere: of the embedding its tables, of a tied head nothing."""
-        return sum(self._tensor(tensor) for tensor in group_of(self.spec, unit) if is_matrix(unit, tensor.name))
+        return held_bytes(self.spec, unit, self.dtype, self.quantisation)
 
     def small(self, unit: Unit) -> int:
         """Bytes of a unit's norms and biases, which always stay on the device."""
@@ -56,8 +55,3 @@ class Sizes:
         """Units that pass through a slot in one piece. A head in codes does, any other is cut."""
         whole = [Unit("attention"), Unit("mlp")]
         return [*whole, Unit("head")] if self.quantisation and self.quantisation.lm_head else whole
-
-    def _tensor(self, tensor: FusedTensor) -> int:
-        if self.quantisation:
-            return self.quantisation.nbytes(tensor, self.dtype.itemsize)
-        return tensor.size * self.dtype.itemsize

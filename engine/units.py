@@ -57,6 +57,14 @@ def is_matrix(unit: Unit, name: str) -> bool:
     return unit.kind == "embedding" or name in MATRICES
 
 
+def held_bytes(spec: ModelSpec, unit: Unit, dtype: torch.dtype, quantisation: Quantisation | None) -> int:
+    """Bytes of a unit's matrices as they are held: in the compute dtype, or in codes."""
+    matrices = [tensor for tensor in group_of(spec, unit) if is_matrix(unit, tensor.name)]
+    if quantisation:
+        return sum(quantisation.nbytes(tensor, dtype.itemsize) for tensor in matrices)
+    return sum(tensor.size for tensor in matrices) * dtype.itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPiece:
     """``count`` elements of a tensor in a file, to be put at byte ``at`` of a slot as ``dtype``."""
@@ -146,8 +154,7 @@ class Layouts:
         self._dtype = dtype
         self._files: dict[Path, SourceFile] = {}
         self.quantisation = Quantisation.of(checkpoint.directory)
-        layer = [tensor for kind in ("attention", "mlp") for tensor in group_of(spec, Unit(kind))]
-        self._piece_elements = max(tensor.size for tensor in layer)
+        self._largest = max(held_bytes(spec, Unit(kind), dtype, self.quantisation) for kind in ("attention", "mlp"))
 
     def info(self, source: str) -> TensorInfo:
         """Where the tensor with that name of ``checkpoint.layout`` lies."""
@@ -182,8 +189,8 @@ class Layouts:
         return self._layout(placed, pieces, cursor)
 
     def row_ranges(self, shape: tuple[int, ...]) -> list[range]:
-        """The rows of a large table, cut into ranges no larger than the largest matrix of a layer."""
-        step = max(1, self._piece_elements // shape[1])
+        """The rows of a large table, cut into ranges no larger than the largest unit of a layer."""
+        step = max(1, self._largest // (shape[1] * self._dtype.itemsize))
         return [range(row, min(row + step, shape[0])) for row in range(0, shape[0], step)]
 
     def rows(self, name: str, info: TensorInfo, rows: range) -> UnitLayout:
