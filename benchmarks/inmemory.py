@@ -21,7 +21,7 @@ from benchmarks.prompts import prompts
 from benchmarks.report import Report, parser, show
 from engine.checkpoint.store import resolve
 from engine.device import usable_cores
-from engine.kv import BLOCK, block_bytes
+from engine.kv import BLOCK, KVFormat
 from engine.llm import LLM
 from engine.request import SamplingParams
 from engine.sizes import Sizes
@@ -102,7 +102,7 @@ def floor_ms(llm: LLM, batch: int, length: int, bandwidth: float, rate: float) -
     """Least time of a decode sweep, and which limit it is."""
     spec, dtype = llm.engine.spec, llm.engine.device.dtype
     weights = Sizes(spec, dtype).all_matrices
-    kv = batch * length * block_bytes(spec, dtype, spec.n_layers) / BLOCK
+    kv = batch * length * KVFormat(spec, dtype).block_bytes * spec.n_layers / BLOCK
     memory_s = (weights + kv) / bandwidth
     products_s = 2 * batch * weights / dtype.itemsize / rate
     return max(memory_s, products_s) * 1e3, "memory" if memory_s > products_s else "products"

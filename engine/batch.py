@@ -68,12 +68,14 @@ class Batch:
 class BatchBuilder:
     """Makes the batches of one engine, and tells the homes of its KV what is coming."""
 
-    def __init__(self, spec: ModelSpec, homes: Seq[KVHome], rope: Rope | None, device: Device) -> None:
+    def __init__(
+        self, spec: ModelSpec, homes: Seq[KVHome], rope: Rope | None, device: Device, value_share: float
+    ) -> None:
         self.spec = spec
         self.homes = homes
         self.rope = rope
         self.device = device
-        self._planners = [AttentionPlanner(home.layout, home.device) for home in homes]
+        self._planners = [AttentionPlanner(home.layout, home.device, value_share) for home in homes]
 
     def build(self, shares: Seq[Share], layers: range) -> Batch:
         """The batch of a sweep over ``layers``. The sequences own the blocks that the positions need."""

@@ -15,7 +15,7 @@ from .config import EngineConfig, TierName, format_bytes
 from .device import Device, query_rows
 from .device.memory import available_bytes
 from .errors import ConfigError, OutOfMemoryError
-from .kv import BLOCK, block_bytes, blocks_for, scratch_bytes
+from .kv import BLOCK, KVFormat, blocks_for
 from .placement import Placement, fill, named
 from .quant.ready import Expander
 from .sampling import MAX_ROWS, Sampler
@@ -50,6 +50,7 @@ class Budget:
     kv_blocks: dict[TierName, int]
     scratch_blocks: int
     kv_slot_bytes: int
+    kv_format: KVFormat
     sampler: Sampler
     work_bytes: int
     """Activations and the sampler's workspace."""
@@ -94,6 +95,7 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
         kv_blocks=kv_blocks,
         scratch_blocks=terms.scratch_blocks,
         kv_slot_bytes=terms.kv_slot,
+        kv_format=terms.kv_format,
         sampler=terms.sampler,
         work_bytes=terms.work,
         offload_dir=offload_dir,
@@ -126,12 +128,14 @@ class _Terms:
     """KV blocks of the largest of the other tiers."""
     scratch_blocks: int
     kv_slot: int
+    kv_format: KVFormat
     sampler: Sampler
 
     @classmethod
     def of(cls, config: EngineConfig, sizes: Sizes, device: Device, capacity: int, context: int) -> "_Terms":
-        spec, dtype = sizes.spec, device.dtype
-        layer_block = block_bytes(spec, dtype, 1)
+        spec = sizes.spec
+        kv_format = KVFormat(spec, device.dtype, config.kv_dtype == "int4")
+        layer_block = kv_format.block_bytes
         sampler = _sampler(config, spec, device, capacity)
         longest = blocks_for(context)
         expander = Expander.workspace_bytes() if sizes.quantisation else 0
@@ -140,7 +144,7 @@ class _Terms:
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
-            scratch=scratch_bytes(spec, dtype, scratch_blocks) + sizes.expansion + expander,
+            scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
             small=sizes.all_small,
             kv_slots=SLOTS * kv_slot if staged else 0,
             weight_slot=sizes.slot,
@@ -149,6 +153,7 @@ class _Terms:
             elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
             scratch_blocks=scratch_blocks,
             kv_slot=kv_slot,
+            kv_format=kv_format,
             sampler=sampler,
         )
 

@@ -87,6 +87,6 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
             home.close()
         raise
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
-    batches = BatchBuilder(spec, homes, rope, device)
+    batches = BatchBuilder(spec, homes, rope, device, config.value_share)
     executor = Executor(DecoderBlock(spec, device), weights, batches)
     return Parts(config, spec, tokenizer, device, tiers, weights, homes, executor, budget.sampler, budget.context)

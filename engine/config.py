@@ -42,6 +42,10 @@ class EngineConfig:
     """Likewise on the host, for sequences that the device has no room for."""
     kv_disk_tokens: int = 0
     """Likewise on disk, for sequences that the others have no room for."""
+    kv_dtype: str = "auto"
+    """"auto" is the compute dtype; "int4" stores K and V in 4 bits, in groups of up to 64 along the head."""
+    value_share: float = 1.0
+    """Share of the positions whose V is fetched in decode, those with the largest attention weights; 1 is exact."""
     delegate: bool = True
     """Attend to KV on the host there, instead of bringing it to the device."""
     disk_bytes: int | None = None
@@ -73,6 +77,10 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("max_queued", "kv_host_tokens", "kv_disk_tokens"):
             _at_least(name, getattr(self, name), 0)
+        if self.kv_dtype not in ("auto", "int4"):
+            raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
+        if not 0 < self.value_share <= 1:
+            raise ConfigError(f"value_share is {self.value_share}; it must be above 0 and at most 1")
         if self.schedule not in get_args(Schedule):
             raise ConfigError(f"schedule is '{self.schedule}'; it must be one of {', '.join(get_args(Schedule))}")
         for tier in self.weights or ():

@@ -18,7 +18,7 @@ def open_homes(config: EngineConfig, spec: ModelSpec, device: Device, budget: Bu
     Raises OutOfMemoryError if a tier has no room, HeliosError if the offload directory cannot be used.
     """
     tiers, homes = budget.tiers, list[KVHome]()
-    layout = KVLayout(spec, budget.scratch_blocks, device.dtype, tiers["device"])
+    layout = KVLayout(budget.kv_format, budget.scratch_blocks, tiers["device"], device)
 
     def staged(tier: TierName, spill: SpillFile | SpillMemory) -> StagedKV:
         slots = take_slots(device, tiers, SLOTS, budget.kv_slot_bytes)
@@ -31,7 +31,7 @@ def open_homes(config: EngineConfig, spec: ModelSpec, device: Device, budget: Bu
         if config.delegate:
             near = layout
             if device.host is not device:
-                near = KVLayout(spec, budget.scratch_blocks, device.dtype, tiers["host"])
+                near = KVLayout(budget.kv_format, budget.scratch_blocks, tiers["host"], device.host)
             homes.append(ResidentKV(tiers["host"], near, spec.n_layers, blocks, device.host))
         else:
             homes.append(staged("host", SpillMemory(tiers["host"].allocate((size,), torch.uint8, "kv"))))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 
 from engine.errors import OutOfMemoryError
-from engine.kv import BLOCK, BlockPool, LayerLengths, block_bytes, blocks_for
+from engine.kv import BLOCK, BlockPool, KVFormat, LayerLengths, blocks_for
 from tests.engine.homes import SPEC, cpu_tier, resident
 
 
@@ -72,7 +72,7 @@ def test_the_ledger_agrees_with_the_pools_to_the_byte() -> None:
     for layer in range(3):
         with home.open(layer, 0) as pool:
             pools.append(pool)
-    assert tier.by_use()["kv"] == 5 * block_bytes(SPEC, torch.bfloat16, 3) == sum(t.nbytes for t in pools)
+    assert tier.by_use()["kv"] == 3 * 5 * KVFormat(SPEC, torch.bfloat16).block_bytes == sum(t.nbytes for t in pools)
 
 
 def test_a_tier_refuses_what_does_not_fit_and_takes_nothing() -> None:
