@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from .batch import TILE_ROWS
 from .checkpoint.store import home
 from .config import EngineConfig, TierName, format_bytes
 from .device import Device, query_rows
@@ -54,6 +53,10 @@ class Budget:
     sampler: Sampler
     work_bytes: int
     """Activations and the sampler's workspace."""
+    activation_rows: tuple[int, int, int]
+    """Rows whose hidden states are kept on device, host and disk."""
+    activation_slot_bytes: int
+    """Of a buffer that hidden states pass through; 0 if all stay on the device."""
     offload_dir: Path
 
 
@@ -98,6 +101,8 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
         kv_format=terms.kv_format,
         sampler=terms.sampler,
         work_bytes=terms.work,
+        activation_rows=activation_rows(config),
+        activation_slot_bytes=terms.activation_slot,
         offload_dir=offload_dir,
     )
 
@@ -119,6 +124,7 @@ class _Terms:
     small: int
     """Norms and biases."""
     kv_slots: int
+    activation_slot: int
     weight_slot: int
     weights: int
     """All matrices, if they were resident."""
@@ -140,6 +146,7 @@ class _Terms:
         longest = blocks_for(context)
         expander = Expander.workspace_bytes() if sizes.quantisation else 0
         scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
+        offloads = any(activation_rows(config)[1:])
         staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
@@ -147,6 +154,7 @@ class _Terms:
             scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
             small=sizes.all_small,
             kv_slots=SLOTS * kv_slot if staged else 0,
+            activation_slot=config.tile_rows * spec.hidden_size * device.dtype.itemsize if offloads else 0,
             weight_slot=sizes.slot,
             weights=sizes.all_matrices,
             kv_block=layer_block * spec.n_layers,
@@ -159,7 +167,7 @@ class _Terms:
 
     @property
     def fixed_bytes(self) -> int:
-        return self.work + self.scratch + self.small + self.kv_slots
+        return self.work + self.scratch + self.small + self.kv_slots + SLOTS * self.activation_slot
 
     def slots_bytes(self, streams: bool) -> int:
         """Weights pass through one slot when they are loaded, and through SLOTS when they are in every sweep."""
@@ -215,10 +223,32 @@ def _sampler(config: EngineConfig, spec: ModelSpec, device: Device, capacity: in
     return Sampler(spec.vocab_size, device.torch_device, most)
 
 
+def activation_rows(config: EngineConfig) -> tuple[int, int, int]:
+    """Rows of the largest sweep on device, host and disk.
+
+    Raises ConfigError if there is no room for all, which takes whole tiles into account.
+    """
+    most = config.prefill_rows + config.max_sequences
+    host, disk = config.activation_host_rows, config.activation_disk_rows
+    if config.activation_rows is None:
+        return most, 0, 0
+    device = min(config.activation_rows, most)
+    tile = min(config.tile_rows, most)
+    whole = sum(rows // tile * tile for rows in (device, host, disk))
+    if whole < most:
+        raise ConfigError(
+            f"activation_rows, activation_host_rows and activation_disk_rows hold {whole} rows in whole tiles of "
+            f"{tile}; a sweep has up to {most} (prefill_rows + max_sequences). Raise one of them"
+        )
+    return device, host, disk
+
+
 def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:
     """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces."""
     rows = config.prefill_rows + config.max_sequences
+    tile = min(rows, config.tile_rows)
     width = 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
+    hidden = (2 * tile + 2 * activation_rows(config)[0]) * spec.hidden_size
     scores = 2 * query_rows(spec.n_heads, context) * spec.n_heads * context
     logits = config.max_sequences * spec.vocab_size
-    return (rows * 4 * spec.hidden_size + min(rows, TILE_ROWS) * width + scores + logits) * device.dtype.itemsize
+    return (hidden + tile * width + scores + logits) * device.dtype.itemsize

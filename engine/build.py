@@ -12,7 +12,7 @@ from .config import EngineConfig
 from .device import Device, open_device
 from .executor import Executor
 from .kv_homes import KVHome
-from .kv_open import open_homes
+from .opening import open_activations, open_homes
 from .quant.format import Quantisation
 from .rope import Rope
 from .sampling import Sampler
@@ -49,8 +49,8 @@ class Parts:
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
         self.weights.close()
-        for home in self.homes:
-            home.close()
+        for part in (self.executor.activations, *self.homes):
+            part.close()
 
 
 def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
@@ -70,6 +70,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     tiers = budget.tiers
     tiers["device"].hold(budget.work_bytes, "activations")
     homes = open_homes(config, spec, device, budget)  # before the weights: what the disk lacks is found at once
+    activations = open_activations(config, spec, device, budget)
     try:
         weights = WeightStore(
             checkpoint,
@@ -83,10 +84,10 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
             progress=progress,
         )
     except BaseException:
-        for home in homes:
-            home.close()
+        for part in (activations, *homes):
+            part.close()
         raise
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
-    batches = BatchBuilder(spec, homes, rope, device, config.value_share)
-    executor = Executor(DecoderBlock(spec, device), weights, batches)
+    batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
+    executor = Executor(DecoderBlock(spec, device), weights, batches, activations)
     return Parts(config, spec, tokenizer, device, tiers, weights, homes, executor, budget.sampler, budget.context)

@@ -1,7 +1,8 @@
-"""Opening the homes of KV that a budget names."""
+"""Opening what a budget names: the homes of KV, and the room for hidden states."""
 
 import torch
 
+from .activations import Activations, Room
 from .budget import SLOTS, Budget
 from .config import EngineConfig, TierName
 from .device import Device
@@ -40,3 +41,18 @@ def open_homes(config: EngineConfig, spec: ModelSpec, device: Device, budget: Bu
         tiers["disk"].hold(size, "kv")
         homes.append(staged("disk", SpillFile(budget.offload_dir, size, layout.block_bytes)))
     return homes
+
+
+def open_activations(config: EngineConfig, spec: ModelSpec, device: Device, budget: Budget) -> Activations:
+    """The room for hidden states on the tiers in order. Raises as ``open_homes``."""
+    tiers, row = budget.tiers, spec.hidden_size * device.dtype.itemsize
+    device_rows, host_rows, disk_rows = budget.activation_rows
+    rooms = [Room(device_rows)] if device_rows else []
+    if host_rows:
+        content = tiers["host"].allocate((host_rows * row,), torch.uint8, "activations")
+        rooms.append(Room(host_rows, SpillMemory(content)))
+    if disk_rows:
+        tiers["disk"].hold(disk_rows * row, "activations")
+        rooms.append(Room(disk_rows, SpillFile(budget.offload_dir, disk_rows * row, row)))
+    slots = take_slots(device, tiers, SLOTS, budget.activation_slot_bytes) if budget.activation_slot_bytes else []
+    return Activations(rooms, spec.hidden_size, device.dtype, slots, read_ahead=config.read_ahead)
