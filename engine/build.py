@@ -49,8 +49,9 @@ class Parts:
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
         self.weights.close()
-        for part in (self.executor.activations, *self.homes):
-            part.close()
+        self.executor.activations.close()
+        for home in self.homes:
+            home.close()
 
 
 def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
@@ -84,8 +85,9 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
             progress=progress,
         )
     except BaseException:
-        for part in (activations, *homes):
-            part.close()
+        activations.close()
+        for home in homes:
+            home.close()
         raise
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
     batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
