@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from .config import EngineConfig
@@ -23,6 +24,12 @@ class LLM:
         """``config`` are fields of EngineConfig; ``progress`` is told of weight bytes read. Raises as Engine.load."""
         self.engine = Engine.load(EngineConfig(model=model, **config), progress)
         self._ids = itertools.count()
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "LLM":
+        """From a whole configuration."""
+        given = {field.name: getattr(config, field.name) for field in fields(config)}
+        return cls(given.pop("model"), **given)
 
     def close(self) -> None:
         """Give memory, threads and files back now rather than when the object is collected."""
