@@ -35,6 +35,8 @@ class Cohort:
     home: KVHome
     number: int
     """Among the sweep's cohorts in that home."""
+    shares: tuple[Share, ...]
+    """In row order."""
     kv_rows: Tensor
     """Where each row's K and V go in the pool: [rows * 2 * n_kv]."""
     attention: dict[int | None, list[AttentionGroup]]
@@ -45,6 +47,7 @@ class Cohort:
 class Tile:
     """Rows that go through a layer together; their number bounds the workspace of a large prefill."""
 
+    number: int
     rows: slice
     cohorts: tuple[Cohort, ...]
     angles: tuple[Tensor, Tensor] | None
@@ -94,7 +97,8 @@ class BatchBuilder:
             home.expect(extents, layers)
             for number, own in enumerate(extents):
                 first = cohorts[-1].rows.stop if cohorts else 0
-                cohorts.append(self._cohort(home, planner, number, first, own, layers))
+                chosen = tuple(shares[i] for i in members[number])
+                cohorts.append(self._cohort(home, planner, number, first, chosen, own, layers))
                 order += members[number]
         positions = np.concatenate([np.arange(shares[i].start, shares[i].start + shares[i].count) for i in order])
         tokens = [
@@ -111,7 +115,7 @@ class BatchBuilder:
         return Batch(
             token_ids=self.device.index(np.array(tokens, dtype=np.int64)),
             positions=positions_tensor,
-            tiles=tuple(self._tile(group, angles, wanted) for group in groups),
+            tiles=tuple(self._tile(number, group, angles, wanted) for number, group in enumerate(groups)),
             logit_order=None if _counts_up(logit_order, len(wanted)) else self.device.index(logit_order),
         )
 
@@ -121,6 +125,7 @@ class BatchBuilder:
         planner: AttentionPlanner,
         number: int,
         first: int,
+        shares: tuple[Share, ...],
         extents: list[Extent],
         layers: range,
     ) -> Cohort:
@@ -137,6 +142,7 @@ class BatchBuilder:
             rows=slice(first, first + row),
             home=home,
             number=number,
+            shares=shares,
             kv_rows=home.device.index(home.layout.write_rows(blocks, positions)),
             attention={window: planner.plan(decodes, chunks, window) for window in windows},
         )
@@ -150,10 +156,11 @@ class BatchBuilder:
             groups[-1].append(cohort)
         return groups
 
-    def _tile(self, group: list[Cohort], angles: tuple[Tensor, Tensor] | None, wanted: np.ndarray) -> Tile:
+    def _tile(self, number: int, group: list[Cohort], angles: tuple[Tensor, Tensor] | None, wanted: np.ndarray) -> Tile:
         rows = slice(group[0].rows.start, group[-1].rows.stop)
         own = wanted[(wanted >= rows.start) & (wanted < rows.stop)] - rows.start
         return Tile(
+            number=number,
             rows=rows,
             cohorts=tuple(group),
             angles=None if angles is None else (angles[0][rows], angles[1][rows]),

@@ -77,9 +77,7 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """So many block ids, neighbours if possible. Raises OutOfMemoryError, and takes none, if there are too few."""
         if count > len(self._free):
-            raise OutOfMemoryError(
-                f"{count} KV blocks were asked for and {len(self._free)} of {self.n_blocks} are free"
-            )
+            raise OutOfMemoryError(f"{count} blocks were asked for and {len(self._free)} of {self.n_blocks} are free")
         start = self._run(count)
         taken = self._free[start : start + count]
         del self._free[start : start + count]

@@ -58,7 +58,7 @@ def test_a_pool_gives_neighbours_where_it_can() -> None:
 def test_a_pool_gives_all_that_was_asked_or_nothing() -> None:
     pool = BlockPool(3)
     taken = pool.take(2)
-    with pytest.raises(OutOfMemoryError, match=r"2 KV blocks.*1 of 3"):
+    with pytest.raises(OutOfMemoryError, match=r"2 blocks.*1 of 3"):
         pool.take(2)
     assert pool.free_blocks == 1
     pool.give_back(taken)
