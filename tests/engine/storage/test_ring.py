@@ -245,9 +245,13 @@ def test_a_store_that_fails_is_told_by_the_next_expect_at_the_latest_and_the_rin
     ring.expect([0, 1])
     ring.acquire(0)
     store.failing = {0}
-    with pytest.raises(CheckpointError, match="0 cannot be stored"):
+
+    def store_and_announce() -> None:
         ring.release(0, store.recipe(0, store=True))
         ring.expect([])
+
+    with pytest.raises(CheckpointError, match="0 cannot be stored"):
+        store_and_announce()
     store.failing = set()
     ring.expect([])
     assert len(ring._free) == SLOTS

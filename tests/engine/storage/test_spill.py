@@ -1,4 +1,4 @@
-"""Spill files: what is written is what is read, a full disk is told before anything begins, and nothing stays behind."""
+"""Spill files: what is written is what is read, a full disk is told at once, and nothing stays behind."""
 
 import errno
 import os
