@@ -133,13 +133,13 @@ class _Terms:
         sampler = _sampler(config, spec, device, capacity)
         longest = blocks_for(context)
         scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
-        staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
+        staged = bool(config.kv_disk_tokens) + bool(config.kv_host_tokens and not config.delegate)
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
             scratch=scratch_bytes(spec, dtype, scratch_blocks),
             small=sum(small_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
-            kv_slots=SLOTS * kv_slot if staged else 0,
+            kv_slots=staged * SLOTS * kv_slot,
             weight_slot=slot_bytes(spec, dtype),
             weights=sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
             kv_block=layer_block * spec.n_layers,
