@@ -61,7 +61,7 @@ def placements(draw: st.DrawFn, tied: bool, layers: int = 3) -> dict[TierName, l
     return placed
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_not_refused_is_loaded_within_every_limit(
     tiny_model: TinyModel, tmp_path: Path, data: st.DataObject
@@ -74,7 +74,7 @@ def test_whatever_is_not_refused_is_loaded_within_every_limit(
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         memory_bytes=draw(st.integers(800_000, 6_000_000)),
         host_bytes=AMPLE,
-        weights=draw(placements(name in ("qwen2", "llama-one-kv-head-tied"))),
+        weights=draw(placements(ModelSpec.from_directory(tiny_model(name)).tied)),
         kv_host_tokens=draw(tokens),
         kv_disk_tokens=draw(tokens),
         delegate=draw(st.booleans()),
