@@ -119,7 +119,7 @@ def test_a_weight_file_damaged_in_mid_run_ends_requests_with_the_reason(
     assert ids(Served(engine, PROMPTS).finish()) == right, "as soon as the file is as it was, all goes on"
 
 
-@pytest.mark.parametrize("units", [["embedding", "head"], ["layers.1.mlp"]])
+@pytest.mark.parametrize("units", [["embedding"], ["embedding", "head"], ["layers.1.mlp"]])
 def test_a_changed_file_is_noticed_whatever_is_read_from_it(
     model: Path, load: Callable[..., Engine], units: list[str]
 ) -> None:
