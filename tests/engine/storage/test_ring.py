@@ -193,6 +193,21 @@ def test_an_error_is_raised_where_its_key_is_asked_for_and_the_ring_goes_on(
             visit(ring, store, key)
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_could_not_be_read_ahead_is_read_again_for_the_next_sweep(
+    store: Store, make: Callable[..., Ring[int]], failing: int
+) -> None:
+    ring = make(store)
+    store.failing = {failing}
+    ring.expect(range(3), then=range(3))
+    for load in ring._coming:
+        assert load.done.wait(WAIT_S)
+    store.failing = set()
+    ring.expect(range(3), then=range(3))
+    for key in range(3):
+        visit(ring, store, key)
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_errors_cost_no_slots(store: Store, make: Callable[..., Ring[int]], ahead: bool) -> None:
     ring = make(store, ahead=ahead)
