@@ -147,13 +147,13 @@ class _Terms:
         expander = Expander.workspace_bytes() if sizes.quantisation else 0
         scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
         offloads = any(activation_rows(config)[1:])
-        staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
+        staged = bool(config.kv_disk_tokens) + bool(config.kv_host_tokens and not config.delegate)
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
             scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
             small=sizes.all_small,
-            kv_slots=SLOTS * kv_slot if staged else 0,
+            kv_slots=staged * SLOTS * kv_slot,
             activation_slot=config.tile_rows * spec.hidden_size * device.dtype.itemsize if offloads else 0,
             weight_slot=sizes.slot,
             weights=sizes.all_matrices,

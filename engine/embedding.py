@@ -58,6 +58,7 @@ class FileTable:
             at = i * width * dtype.itemsize
             piece = ReadPiece(self._file, self._info.offset + row * row_bytes, width, stored, at, dtype)
             piece.run(flat, self._bounce)
+        self._file.check()
         return self._device.from_host(found[places])
 
 

@@ -192,7 +192,7 @@ class Engine:
             logits = self._executor.run(sweep)
         except CohortError as error:  # the others' KV is as it was, so they go on in the next sweep
             harmed = {id(blocks) for blocks in error.blocks}
-            self._fail([share.sequence for share in shares if id(share.sequence.blocks) in harmed], error.reason)
+            self._fail([each for each in self._scheduler.running if id(each.blocks) in harmed], error.reason)
             return True
         except HeliosError as error:
             self._fail([share.sequence for share in shares], error)

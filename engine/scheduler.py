@@ -70,7 +70,7 @@ class Diagonal(Admission):
         self._step = 1.0
 
     def begin(self, running: Seq[Sequence]) -> None:
-        self._credit = min(self._credit + self._step, max(1.0, self._step))
+        self._credit = min(self._credit, 1.0) + self._step  # what is left of one is kept, or B / n would be rounded
 
     def admits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
         self._step = self._block / max(1, sequence.longest - sequence.n_prompt)

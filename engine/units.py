@@ -220,7 +220,7 @@ class Layouts:
         pieces = []
         while offset < end:
             stop = min(end, (offset // PIECE_BYTES + 1) * PIECE_BYTES)
-            count = (stop - offset) // stored.itemsize
+            count = -(-(stop - offset) // stored.itemsize)  # up, where a header was not padded
             pieces.append(ReadPiece(file, offset, count, stored, at, dtype))
             offset, at = offset + count * stored.itemsize, at + count * dtype.itemsize
         return pieces
