@@ -26,6 +26,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version + ". Set PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing into $(VENV): this downloads PyTorch and Ray, and takes a minute or more without a word"
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  $(CONSTRAINTS:%=--constraint %) --editable '.[dev]' \
 	  || { echo "Installation failed. If pip did not find torch, see README.md, section PyTorch." >&2; exit 1; }

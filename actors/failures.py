@@ -9,6 +9,10 @@ class ReplicaLostError(HeliosError):
     """The replica that ran a sequence died, restarted or cannot be reached. The sequence can be resumed elsewhere."""
 
 
+class StoppingError(HeliosError):
+    """The app is being stopped: nothing is taken on, and what is not finished in time ends with this."""
+
+
 def told_apart(error: Exception) -> Exception:
     """The HeliosError an actor raised, without Ray's traceback around it; ReplicaLostError when there is no actor.
 

@@ -19,7 +19,7 @@ from router.core import Served
 from .config import AppConfig, ModelConfig
 from .directory import actor_names
 from .failures import ReplicaLostError, told_apart
-from .messages import ModelInfo
+from .messages import Health, ModelInfo
 from .model import ModelActor
 from .names import NAMESPACE, app_of, model_actor_name, parse_actor_name, router_actor_name
 from .router import RouterActor
@@ -31,6 +31,8 @@ MAX_CONCURRENCY = 1000
 CLOSE_S = 2.0
 """For an actor to end when it has nothing left to do."""
 ROUTER_SEES_S = 15.0
+PLACE_S = 5.0
+"""For a GPU to be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,10 @@ def reconcile(config: AppConfig, wait_s: float = 600.0) -> ReconcileReport:
             created.append(router_name)
         models = []
         for name, (model, replica) in wanted.items():
-            if name not in existing or name in stale:
+            new = name not in existing or name in stale
+            if new:
                 created.append(name)
-            models.append(_start_model(config.app, name, model, replica, wait_s))
+            models.append(_start_model(config.app, name, model, replica, new, wait_s))
     except BaseException:
         _stop(created, drain_s=0.0)
         raise
@@ -78,16 +81,39 @@ def reconcile(config: AppConfig, wait_s: float = 600.0) -> ReconcileReport:
     )
 
 
-def stop_app(app: str, drain_s: float = 0.0) -> tuple[str, ...]:
-    """Remove all actors of an app, letting requests that were begun finish for up to ``drain_s`` seconds.
-
-    Returns the names of the actors removed: none if the app was not running.
-    """
+def stop_app(app: str) -> tuple[str, ...]:
+    """Remove all actors of an app. Returns their names: none if it was not running."""
     names = actor_names(app)
     router = router_actor_name(app)
-    _stop([name for name in names if name != router], drain_s)
+    _stop([name for name in names if name != router], drain_s=0.0)
     _stop([router], drain_s=0.0)
     return tuple(names)
+
+
+def check_app(config: AppConfig, wait_s: float = 600.0) -> None:
+    """Have every replica generate a token. Raises HeliosError with the reason of the first one that does not."""
+    for model in config.models:
+        for replica in range(model.replicas):
+            name = model_actor_name(config.app, model.name, replica)
+            try:
+                handle = ray.get_actor(name, namespace=NAMESPACE)
+                health: Health = ray.get(handle.check.remote(wait_s), timeout=wait_s + REPLY_S)
+            except Exception as error:
+                raise HeliosError(f"'{name}' does not generate: {told_apart(error)}") from None
+            if not health.ok:
+                raise HeliosError(f"'{name}' does not generate: {health.reason}")
+
+
+def drain_app(app: str, drain_s: float) -> None:
+    """Take on nothing more, and let the requests that were begun finish for up to ``drain_s`` seconds.
+
+    Those that did not are told why. ``stop_app`` removes the actors, when whoever reads their streams is done.
+    """
+    names = actor_names(app)
+    if (router := router_actor_name(app)) in names:
+        with suppress(HeliosError, GetTimeoutError):
+            _call(router, "close")
+    _close_all([name for name in names if name != router], drain_s)
 
 
 def list_apps() -> list[str]:
@@ -107,8 +133,10 @@ def _same(name: str, model: ModelConfig, wait_s: float) -> bool:
     return True
 
 
-def _start_model(app: str, name: str, model: ModelConfig, replica: int, wait_s: float) -> ModelInfo:
+def _start_model(app: str, name: str, model: ModelConfig, replica: int, new: bool, wait_s: float) -> ModelInfo:
     gpus = _gpus(model)
+    if new:
+        _await_gpus(name, gpus, min(wait_s, PLACE_S))
     handle = (
         ray.remote(ModelActor)
         .options(
@@ -127,7 +155,9 @@ def _start_model(app: str, name: str, model: ModelConfig, replica: int, wait_s: 
     try:
         info: ModelInfo = ray.get(handle.ready.remote(), timeout=wait_s)
     except GetTimeoutError:
-        raise _not_ready(name, gpus, wait_s) from None
+        raise HeliosError(
+            f"'{name}' was not ready after {wait_s:g} s; see its log with `ray logs`, or wait longer"
+        ) from None
     except Exception as error:
         raise told_apart(error) from None
     if info.fingerprint != model.fingerprint():
@@ -144,15 +174,24 @@ def _gpus(model: ModelConfig) -> float:
     return 1.0 if model.device.startswith("cuda") else 0.0
 
 
-def _not_ready(name: str, gpus: float, wait_s: float) -> HeliosError:
-    total, free = (resources.get("GPU", 0.0) for resources in (ray.cluster_resources(), ray.available_resources()))
-    if gpus > total:
-        return ConfigError(
-            f"'{name}' needs {gpus:g} GPU and the cluster has {total:g}; add a node, or set device: cpu or num_gpus"
-        )
-    if gpus > free:
-        return ConfigError(f"'{name}' needs {gpus:g} GPU and {free:g} of {total:g} are free; stop another model first")
-    return HeliosError(f"'{name}' was not ready after {wait_s:g} s; see its log with `ray logs`, or wait longer")
+def _await_gpus(name: str, gpus: float, wait_s: float) -> None:
+    """Return when the cluster can give so many: Ray would let the actor wait for ever, without a word.
+
+    Raises ConfigError after ``wait_s``, time for one that was just stopped to give its GPU back.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while gpus > (free := ray.available_resources().get("GPU", 0.0)):
+        total = ray.cluster_resources().get("GPU", 0.0)
+        if time.monotonic() >= deadline_s:
+            if gpus > total:
+                raise ConfigError(
+                    f"'{name}' needs {gpus:g} GPU and the cluster has {total:g}; "
+                    "add a node, or set device: cpu or num_gpus"
+                )
+            raise ConfigError(
+                f"'{name}' needs {gpus:g} GPU and {free:g} of {total:g} are free; stop another model first"
+            )
+        time.sleep(0.1)
 
 
 def _ensure_router(name: str, config: AppConfig) -> bool:
@@ -194,12 +233,16 @@ def _wait_for_router(name: str, replicas: int) -> None:
 
 def _stop(names: Sequence[str], drain_s: float) -> None:
     """Have actors end well, and kill what does not in time, such as a model that is still loading."""
-    closing = [call for name in names if (call := _close(name, drain_s))]
-    if closing:
-        ray.wait(closing, num_returns=len(closing), timeout=drain_s + CLOSE_S)
+    _close_all(names, drain_s)
     for name in names:
         with suppress(ValueError):  # gone already
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def _close_all(names: Sequence[str], drain_s: float) -> None:
+    closing = [call for name in names if (call := _close(name, drain_s))]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=drain_s + CLOSE_S)
 
 
 def _close(name: str, drain_s: float) -> Any:

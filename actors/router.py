@@ -13,6 +13,8 @@ from router.report import Report
 from router.selection import Objective
 from router.store import CorruptTableError, load_table, save_table
 
+from .failures import StoppingError
+
 log = logging.getLogger(__name__)
 
 SAVE_S = 1.0
@@ -33,13 +35,16 @@ class RouterActor:
             table = PerformanceTable()
         self._router = Router(served, objective, table, time.monotonic)
         self._saving: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def configuration(self) -> tuple[tuple[Served, ...], Objective]:
         """What it was started with."""
         return self._configuration
 
     async def assign(self, model: str, request_id: str, avoid: Sequence[tuple[str, int]] = ()) -> Decision:
-        """As ``Router.assign``. Raises ModelNotFoundError, OverloadedError."""
+        """As ``Router.assign``. Raises ModelNotFoundError, OverloadedError, StoppingError."""
+        if self._closing:
+            raise StoppingError("the app is being stopped; send the request again when it is back")
         return self._router.assign(model, request_id, avoid)
 
     async def report(self, report: Report) -> None:
@@ -51,6 +56,10 @@ class RouterActor:
 
     async def snapshot(self) -> Snapshot:
         return self._router.snapshot()
+
+    async def close(self) -> None:
+        """Assign nothing more, so that streams which lose their replicas end with the reason and wait for none."""
+        self._closing = True
 
     async def flush(self) -> None:
         """Write the table now. Raises OSError."""

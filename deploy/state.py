@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,6 +87,23 @@ def running_url(app: str) -> str | None:
     except httpx.HTTPError:
         return None
     return record.address.url
+
+
+def running_apps() -> list[Running]:
+    """The apps that were started on this machine and answer, sorted by name. Unreadable records are passed over."""
+    found = []
+    for path in sorted((home() / "state").glob("*/serve.json")):
+        with suppress(ConfigError):
+            if running_url(path.parent.name) and (record := read_record(path.parent.name)):
+                found.append(record)
+    return found
+
+
+def not_running(app: str) -> ConfigError:
+    """That an app does not run here, with those that do."""
+    others = ", ".join(record.app for record in running_apps())
+    remedy = f"running: {others}; name one with --app" if others else "start one with `helios serve`"
+    return ConfigError(f"no app '{app}' is running here; {remedy}")
 
 
 def detached_address(config: AppConfig) -> Address | None:

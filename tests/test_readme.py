@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def test_every_command_is_one_that_the_command_line_understands(command: str) ->
 def test_python_examples_compile(page: Path) -> None:
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_generation_in_a_python_example_has_an_end(page: Path) -> None:
+    for block in blocks(page, "python"):
+        calls = re.findall(r"\.(?:generate|stream|chat|create)\(|generate\.remote\(", block)
+        assert block.count("max_tokens") >= len(calls), f"{page.name}: without max_tokens the whole context is filled"
+
+
+def test_an_editable_install_is_found_beside_a_clone_named_helios() -> None:
+    """setuptools then puts the folder on the path; its import hook would come after a folder named helios."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["package-dir"] == {"": "."}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -20,6 +20,8 @@ from ..openai.sampling import Sampling, validated
 
 _SOURCES = ("prompt", "messages", "prompt_ids")
 _BOM = b"\xef\xbb\xbf"
+MAX_LINE_BYTES = 64 << 20
+"""More text than any model's context holds."""
 
 
 class BatchFields(Sampling):
@@ -61,9 +63,17 @@ class Task:
 
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of ``path`` that are not blank. Raises ConfigError if it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path} is no regular file, and it is read more than once; name one with one JSON object a line"
+        )
     try:
         with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+                if len(raw) == MAX_LINE_BYTES:
+                    raise ConfigError(
+                        f"{path}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; give each prompt a line"
+                    )
                 content = raw.removeprefix(_BOM) if number == 1 else raw
                 if content.strip():
                     yield Line(number, content)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,8 @@ from engine.errors import ConfigError
 from .lines import Line
 
 _CHUNK_BYTES = 1 << 20
+MAX_RECORD_BYTES = 64 << 20
+"""More than any record of a batch takes: a longer line is of a file that is something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,13 @@ class Output:
         """Raises ConfigError if the file cannot be written, is in use, or holds something else."""
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # Not to wait for a pipe's other end, which would be for ever.
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            self._fd = os.open(path, flags, 0o644)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another output file") from None
         try:
+            self._must_be_a_file()
             self._lock()
             self._drop_torn_line()
             self._done = self._read()
@@ -75,6 +81,14 @@ class Output:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}; make room and run again") from None
 
+    def _must_be_a_file(self) -> None:
+        """A resumed run reads it back, which a device or a pipe does not allow, or never ends."""
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise ConfigError(
+                f"{self.path} is no regular file, and a run goes on from what its output holds; "
+                "choose another output file"
+            )
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,6 +99,8 @@ class Output:
         end = os.fstat(self._fd).st_size
         keep = end
         while keep:
+            if end - keep > MAX_RECORD_BYTES:
+                raise self._too_long()
             start = max(0, keep - _CHUNK_BYTES)
             newline = os.pread(self._fd, keep - start, start).rfind(b"\n")
             if newline >= 0:
@@ -104,7 +120,9 @@ class Output:
     def _read(self) -> dict[int, Done]:
         found: dict[int, Done] = {}
         with self.path.open("rb") as file:
-            for row, raw in enumerate(file, start=1):
+            for row, raw in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES), b""), start=1):
+                if len(raw) == MAX_RECORD_BYTES:
+                    raise self._too_long()
                 try:
                     record = json.loads(raw)
                     found[int(record["line"])] = Done(str(record["input"]), "error" in record)
@@ -113,3 +131,7 @@ class Output:
                         f"{self.path}, line {row} is not a record of a batch; choose another output file"
                     ) from None
         return found
+
+    def _too_long(self) -> ConfigError:
+        limit = MAX_RECORD_BYTES >> 20
+        return ConfigError(f"{self.path} has a line over {limit} MiB, which no batch wrote; choose another output file")

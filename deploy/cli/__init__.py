@@ -1,8 +1,24 @@
 """The ``helios`` command."""
 
+import os
+import sys
+
 
 def main() -> None:
     """Entry point of the ``helios`` script."""
-    from .app import app
+    from .group import heed_signals, status_of
 
-    app()
+    heed_signals()
+    try:
+        from .app import app
+
+        app()
+    except KeyboardInterrupt as interrupt:  # before a command has begun
+        sys.exit(status_of(interrupt))
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code > 128 and "ray" in sys.modules:
+            # What Ray was doing when it was interrupted may crash at the interpreter's end; nothing is left to do.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise

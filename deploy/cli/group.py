@@ -1,8 +1,9 @@
 """How the command line fails: one sentence on stderr and a status, no traceback."""
 
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -13,8 +14,35 @@ TRACEBACK = "HELIOS_TRACEBACK"
 """Set to 1, errors are raised as they are."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: whatever an interrupt has to undo or to say, these have too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+def heed_signals() -> None:
+    """Have SIGTERM and SIGHUP end a command as an interrupt does, save where one is ignored, as under nohup."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _terminate)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(number)
+
+
+def status_of(interrupt: KeyboardInterrupt) -> int:
+    """As a shell gives it: 128 and the signal's number."""
+    return interrupt.status if isinstance(interrupt, Terminated) else 128 + signal.SIGINT
+
+
 class HeliosGroup(TyperGroup):
-    """A command group that says a HeliosError and exits with 1. Wrong usage exits with 2, an interrupt with 130."""
+    """A command group that says a HeliosError and exits with 1. Wrong usage exits with 2, an interrupt with 130.
+
+    SIGTERM exits with 143, SIGHUP with 129.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -23,9 +51,9 @@ class HeliosGroup(TyperGroup):
             if os.environ.get(TRACEBACK) == "1":
                 raise
             fail(str(error))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             typer.echo("interrupted", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(status_of(interrupt)) from None
         except Exception as error:
             # Exit and usage errors are the framework's own way out; any other is a fault of ours.
             if os.environ.get(TRACEBACK) == "1" or type(error).__module__.startswith(("typer.", "click.")):

@@ -19,7 +19,7 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="The configuration file.")]
-App = Annotated[str | None, typer.Option("--app", help="Name of the app; several may run side by side.")]
+App = Annotated[str | None, typer.Option("--app", help="Name of the app; a Ray serves one over HTTP.")]
 AppOrDefault = Annotated[str, typer.Option("--app", help="Name of the app.")]
 RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster to use: host:port, or auto.")]
 

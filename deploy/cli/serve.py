@@ -1,9 +1,8 @@
 """``helios serve``: an app in the foreground until Ctrl-C, or detached."""
 
-import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,7 +53,6 @@ def serve(
     )
     http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = configuration(config, model, engine, http, o.given(app=app, ray_address=ray_address))
-    signal.signal(signal.SIGTERM, _interrupt)
     started = _start(settings, detach)
     _introduce(started, settings)
     if not detach:
@@ -103,8 +101,6 @@ def _stay(config: "AppConfig", started: "Started") -> None:
     """Until an interrupt, which stops the app, or until it was stopped from elsewhere."""
     from .. import serving, state
 
-    # Ray has put its own handler in the place of ours.
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         while state.read_record(config.app) == started.record:
             serving.must_be_alive(config)
@@ -114,7 +110,3 @@ def _stay(config: "AppConfig", started: "Started") -> None:
         typer.echo("stopping …", err=True)
         for item in serving.stop(config.app, config.ray_address, drain_s=serving.DRAIN_S):
             typer.echo(f"stopped {item}", err=True)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import format_bytes
-from engine.errors import ConfigError
 
-from ..state import DEFAULT_APP, running_url
+from ..state import DEFAULT_APP, not_running, running_url
 from . import options as o
 from .sources import get_json
 
@@ -29,7 +28,7 @@ def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJs
     """
     found = url or running_url(app)
     if found is None:
-        raise ConfigError(f"no app '{app}' is running here; start one with `helios serve`, or give --url")
+        raise not_running(app)
     report = get_json(found, "/status")
     if as_json:
         typer.echo(json.dumps(report))

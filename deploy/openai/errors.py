@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from actors.failures import StoppingError
 from engine.errors import EngineDeadError, HeliosError, InvalidRequestError, ModelNotFoundError, OverloadedError
 
 
@@ -60,7 +61,7 @@ def reply_to(error: BaseException) -> ErrorReply:
             return ErrorReply(404, text, INVALID, param="model", code="model_not_found")
         case OverloadedError():
             return ErrorReply(503, text, "overloaded_error", code="overloaded", headers=_retry(error.retry_after_s))
-        case NotReadyError() | EngineDeadError():
+        case NotReadyError() | StoppingError() | EngineDeadError():
             return ErrorReply(503, text, SERVER, code="model_not_ready", headers=_retry(_RETRY_NOT_READY_S))
         case RequestTimeoutError():
             return ErrorReply(504, text, SERVER, code="timeout")

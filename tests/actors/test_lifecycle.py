@@ -1,10 +1,15 @@
+import asyncio
 import os
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from actors.directory import actor_names
-from actors.lifecycle import list_apps, reconcile, stop_app
-from engine.errors import ConfigError, ModelNotFoundError
+from actors.failures import StoppingError
+from actors.lifecycle import check_app, drain_app, list_apps, reconcile, stop_app
+from actors.session import Session
+from engine.errors import ConfigError, HeliosError, ModelNotFoundError
 from tests.actors.conftest import tiny_app
 
 pytestmark = pytest.mark.cluster
@@ -49,6 +54,38 @@ def test_a_resource_the_cluster_lacks_is_named_within_the_wait(app, tiny):
     with pytest.raises(ConfigError, match="needs 1 GPU and the cluster has 0"):
         reconcile(tiny_app(app, tiny, num_gpus=1.0), wait_s=1.0)
     assert actor_names(app) == []
+
+
+def test_a_model_that_loads_and_does_not_generate_is_found(app, tiny, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny, damaged)
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["model.norm.weight"][:] = float("nan")
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+    config = tiny_app(app, damaged)
+    reconcile(config, WAIT_S)
+    with pytest.raises(HeliosError, match=r"'life/tiny/0' does not generate: .*logits of row 0 are not finite"):
+        check_app(config, WAIT_S)
+
+
+def test_an_app_that_is_being_stopped_takes_on_nothing_and_ends_what_runs(app, tiny):
+    reconcile(tiny_app(app, tiny, context=512), WAIT_S)
+
+    async def lifetime():
+        session = Session(app)
+        stream = session.stream("hello", {"ignore_eos": True}, model="tiny")
+        await anext(stream)
+        await anext(stream)
+        drain = asyncio.create_task(asyncio.to_thread(drain_app, app, 0.0))
+        deltas = [delta async for delta in stream]
+        await drain
+        with pytest.raises(StoppingError):
+            await anext(session.stream("hello", model="tiny"))
+        return deltas[-1]
+
+    last = asyncio.run(lifetime())
+    assert last.finish_reason == "error"
+    assert "being stopped" in str(last.error)
 
 
 def test_a_model_lives_in_a_process_of_its_own(lab):

@@ -18,7 +18,7 @@ def env(tmp_path):
 
 
 def _python(code, env, **more):
-    code = f"import actors.runtime as runtime\n{code}"
+    code = f"import actors.local_ray as local, actors.runtime as runtime\n{code}"
     return subprocess.run(
         [sys.executable, "-c", code], env={**env, **more}, cwd=ROOT, capture_output=True, text=True, timeout=90
     )
@@ -50,9 +50,9 @@ def test_a_cluster_that_cannot_be_reached_is_said_at_once_with_the_remedy(env, a
 
 @pytest.mark.cluster
 def test_our_cluster_outlives_who_started_it_and_ends_when_told(env):
-    pid = int(_python("print(runtime.start_local_ray(num_cpus=1).pid)", env).stdout)
+    pid = int(_python("print(local.start_local_ray(num_cpus=1).pid)", env).stdout)
     try:
-        again = _python("print(runtime.start_local_ray().pid)", env)
+        again = _python("print(local.start_local_ray().pid)", env)
         assert int(again.stdout) == pid
         joined = _python("import ray; runtime.connect_ray(); print(ray.cluster_resources()['CPU'])", env)
         assert joined.stdout == "1.0\n", joined.stderr
@@ -60,6 +60,6 @@ def test_our_cluster_outlives_who_started_it_and_ends_when_told(env):
         listening = {c.laddr.ip for p in tree for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
     finally:
-        stopped = _python("print(runtime.stop_local_ray(), runtime.stop_local_ray())", env)
+        stopped = _python("print(local.stop_local_ray(), local.stop_local_ray())", env)
     assert stopped.stdout == "True False\n"
     assert not [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

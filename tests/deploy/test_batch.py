@@ -1,8 +1,10 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from deploy.batch import lines, output
 from deploy.batch.lines import Line, parse_line, read_lines
 from deploy.batch.output import Output
 from engine.errors import ConfigError, InvalidRequestError
@@ -22,14 +24,27 @@ def records(path):
 def test_lines_are_numbered_as_an_editor_does(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  \n{"prompt": "b"}')
-    lines = list(read_lines(path))
-    assert [item.number for item in lines] == [1, 4]
-    assert parse_line(lines[0]).fields.prompt == "a"
+    found = list(read_lines(path))
+    assert [item.number for item in found] == [1, 4]
+    assert parse_line(found[0]).fields.prompt == "a"
 
 
 def test_an_input_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.jsonl"):
         list(read_lines(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/tmp"])
+def test_an_input_that_is_no_file_is_refused_unread(path):
+    with pytest.raises(ConfigError, match="no regular file"):
+        list(read_lines(Path(path)))
+
+
+def test_an_input_without_line_breaks_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    (tmp_path / "in").write_text("\n" + "x" * 3000)
+    with pytest.raises(ConfigError, match="line 2 is longer"):
+        list(read_lines(tmp_path / "in"))
 
 
 def test_a_line_overrides_the_defaults_and_hands_its_own_fields_through():
@@ -99,6 +114,26 @@ def test_a_file_that_no_batch_wrote_is_left_alone(tmp_path, content):
     with pytest.raises(ConfigError, match="choose another output file"):
         Output(path)
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/zero", "/dev/null"])
+def test_an_output_that_is_no_file_is_refused_unread(path):
+    with pytest.raises(ConfigError, match="no regular file"):
+        Output(Path(path))
+
+
+def test_a_pipe_is_no_output(tmp_path):
+    os.mkfifo(tmp_path / "o")
+    with pytest.raises(ConfigError, match="no regular file"):
+        Output(tmp_path / "o")
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_that_is_longer_than_any_record_is_not_read_to_its_end(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(output, "MAX_RECORD_BYTES", 1 << 20)
+    (tmp_path / "o").write_text('{"line": ' + "1" * (5 << 20) + end)
+    with pytest.raises(ConfigError, match="a line over 1 MiB"):
+        Output(tmp_path / "o")
 
 
 def test_two_runs_cannot_write_one_file(tmp_path):

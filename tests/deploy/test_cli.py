@@ -1,16 +1,21 @@
 """The command line without a server: how it parses, refuses and fails."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
 from deploy.cli.chat import Conversation
-from deploy.cli.group import HeliosGroup
+from deploy.cli.group import HeliosGroup, Terminated
 from deploy.cli.serve import configuration
 from deploy.cli.sources import Piece
 from deploy.state import Running, read_record, record_path, running_url, write_record
@@ -101,6 +106,11 @@ def test_an_interrupt_exits_with_130():
     assert failing(KeyboardInterrupt()).exit_code == 130
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_command_as_an_interrupt_does(number, status):
+    assert failing(Terminated(number)).exit_code == status
+
+
 def test_flags_override_the_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("models: [{name: a, dtype: bfloat16, threads: 2}]\nhttp: {port: 1234, host: 127.0.0.2}\n")
@@ -144,7 +154,56 @@ def test_what_cannot_be_done_is_said_before_anything_is_started(args, said):
 
 def test_stopping_nothing_is_no_error():
     result = helios("stop")
-    assert (result.exit_code, result.output) == (0, "nothing to stop: no app 'helios' is running\n")
+    assert (result.exit_code, result.output) == (0, "nothing to stop: no app is running\n")
+
+
+def test_stopping_an_app_that_does_not_run_is_one():
+    result = helios("stop", "--app", "nosuch")
+    assert result.exit_code == 1
+    assert "no app 'nosuch' is running here; start one" in result.stderr
+
+
+@pytest.fixture
+def other_app():
+    """An app "other" that answers, as far as anybody can tell."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_all, args=(server,), daemon=True).start()
+        write_record(Running("other", "127.0.0.1", server.getsockname()[1], None))
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def answer_all(server):
+    with suppress(OSError):
+        while True:
+            peer, _ = server.accept()
+            peer.recv(1000)
+            peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            peer.close()
+
+
+@pytest.mark.parametrize("command", ["stop", "status"])
+def test_the_apps_that_run_are_named(other_app, command):
+    result = helios(command)
+    assert result.exit_code == 1
+    assert "no app 'helios' is running here; running: other; name one with --app" in result.stderr
+
+
+def test_a_second_app_is_refused_before_anything_is_loaded(other_app, tiny):
+    result = helios("serve", "--model", tiny, "--app", "second", "--port", "0")
+    assert result.exit_code == 1
+    assert "the app 'other' is served at http://127.0.0.1:" in result.stderr
+    assert "helios stop --app other" in result.stderr
+    assert "loading" not in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_this_machine_lacks_is_said_before_anything_is_started(tiny):
+    served = helios("serve", "--model", tiny, "--device", "cuda")
+    generated = helios("generate", "hi", "--model", tiny, "--device", "cuda")
+    assert served.exit_code == 1
+    assert served.stderr == generated.stderr
+    assert "sees 0 CUDA devices" in served.stderr
 
 
 def test_generate_prints_the_text(tiny):

@@ -9,9 +9,16 @@ from engine.checkpoint.store import DEFAULT_MODEL
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 
-def test_a_second_server_on_a_busy_port_says_so_and_starts_nothing(server):
+def test_a_second_app_is_refused_and_starts_nothing(server):
+    done = server.helios("serve", "--port", "0", "--app", "second")
+    assert done.returncode == 1
+    assert f"error: the app 'helios' is served at {server.url}, and a Ray serves one app" in done.stderr
+    assert "loading" not in done.stderr
+
+
+def test_a_busy_port_is_said(server):
     port = server.url.rpartition(":")[2]
-    done = server.helios("serve", "--port", port, "--app", "second")
+    done = server.helios("serve", "--port", port)
     assert done.returncode == 1
     assert f"error: 127.0.0.1:{port} cannot be listened on" in done.stderr
     assert "--port" in done.stderr
@@ -47,7 +54,7 @@ def test_chat_finds_the_running_server(server):
     assert "France" in done.stdout
 
 
-def test_stopping_an_app_that_does_not_run_is_no_error(server):
+def test_stopping_an_app_that_does_not_run_names_those_that_do(server):
     done = server.helios("stop", "--app", "second")
-    assert done.returncode == 0, done.stderr
-    assert "nothing to stop" in done.stdout
+    assert done.returncode == 1
+    assert "no app 'second' is running here; running: helios" in done.stderr
