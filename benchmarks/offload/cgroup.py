@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+PREFIX = "helios-offload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ class Group:
 
     def kills(self) -> int:
         """Processes the kernel ended because the limit left them no memory."""
-        lines = self.path.joinpath("memory.events" if self.version == 2 else "memory.oom_control").read_text().split("\n")
+        lines = (
+            self.path.joinpath("memory.events" if self.version == 2 else "memory.oom_control").read_text().split("\n")
+        )
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def held(self) -> dict[str, int]:
@@ -92,10 +95,18 @@ def why_not() -> str | None:
     return reason
 
 
+def remove_stale() -> None:
+    """Remove groups left by runs that were killed before they could."""
+    for parent, version in _parents():
+        for path in parent.glob(f"{PREFIX}-*-*"):
+            if not Path(f"/proc/{path.name.split('-')[-2]}").exists():
+                Group(path, version).remove()
+
+
 def _make(n_bytes: int) -> tuple[Group | None, str | None]:
     tried = []
     for parent, version in _parents():
-        group = Group(parent / f"helios-offload-{os.getpid()}-{secrets.token_hex(3)}", version)
+        group = Group(parent / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(3)}", version)
         try:
             group.path.mkdir()
         except OSError as error:

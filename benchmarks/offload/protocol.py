@@ -32,7 +32,8 @@ class Job:
     at_once: int
     """Sequences that run together at most; the batch is done in so many parts as that takes."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For helios: fields of EngineConfig, and ``reserve_bytes``."""
+    """For helios: fields of EngineConfig, and ``reserve_bytes``; for Accelerate ``weight_bytes``. ``base_only`` ends the
+    process before it loads the model."""
 
     def prompts(self) -> list[list[int]]:
         ids: list[list[int]] = json.loads(Path(self.prompts_file).read_text())
@@ -85,6 +86,8 @@ def run(job: Job, load: Callable[[Job], Callable[[list[list[int]], Clock], list[
     """``load`` gives what continues prompts; its time is told apart from the generation's."""
     os.makedirs(job.offload_dir, exist_ok=True)
     say("base", own_bytes=own_bytes())
+    if job.options.get("base_only"):
+        return
     begun = time.perf_counter()
     generate = load(job)
     say("loaded", s=time.perf_counter() - begun, own_bytes=own_bytes())
