@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +61,8 @@ class Group:
         deadline = time.monotonic() + 20
         while self.path.exists() and time.monotonic() < deadline:
             for line in self.procs.read_text().split():
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(int(line), 9)
-                except ProcessLookupError:
-                    pass
             try:
                 self.path.rmdir()
             except OSError as error:
@@ -144,7 +142,5 @@ def _parents() -> Iterator[tuple[Path, int]]:
 
 def _delegate(parent: Path) -> None:
     """Let the groups within ``parent`` have limits; not possible where processes are in ``parent`` itself."""
-    try:
+    with suppress(OSError):
         parent.joinpath("cgroup.subtree_control").write_text("+memory")
-    except OSError:
-        pass
