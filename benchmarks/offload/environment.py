@@ -17,7 +17,7 @@ STEPS = (
         "safetensors==0.8.0",
         "numpy==2.4.6",
         "ninja",
-        "setuptools<81",
+        "setuptools",
         "wheel",
     ),
     ("--no-build-isolation", "deepspeed==0.19.8"),

@@ -150,7 +150,7 @@ class Harness:
     ) -> tuple[int | None, str, str, bool]:
         """Exit status (None: stopped at the time limit), standard output, standard error, killed for memory."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.threads)}
-        environment |= program.environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **program.environment}
         enter = f"echo $$ > '{group.procs}' && " if group else ""
         command = ["/bin/sh", "-c", f'{enter}exec "$@"', "sh", program.python, "-m", program.module, job.to_argument()]
         kills = group.kills() if group else 0

@@ -53,7 +53,7 @@ def product_rates(rows: list[int], width: int, out: int, n_bytes: int, threads: 
     """
     device = CpuDevice(torch.bfloat16, threads)
     plain = [torch.randn(out, width).bfloat16() for _ in range(max(2, n_bytes // (2 * out * width)))]
-    rates = {}
+    rates: dict[int, float] = {}
     for packed in (False, True):
         for i in range(len(plain) if packed else 0):
             plain[i] = device.keep_matrix(plain[i])

@@ -32,8 +32,8 @@ class Job:
     at_once: int
     """Sequences that run together at most; the batch is done in so many parts as that takes."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For helios: fields of EngineConfig, and ``reserve_bytes``; for Accelerate ``weight_bytes``. ``base_only`` ends the
-    process before it loads the model."""
+    """For helios: fields of EngineConfig, and ``reserve_bytes``; for Accelerate ``weight_bytes``. ``base_only`` ends
+    the process before it loads the model."""
 
     def prompts(self) -> list[list[int]]:
         ids: list[list[int]] = json.loads(Path(self.prompts_file).read_text())
@@ -56,11 +56,8 @@ def say(event: str, **values: Any) -> None:
 
 def events(output: str) -> list[dict[str, Any]]:
     """What a contestant said, in order; a line cut short by its end is left out."""
-    found = []
-    for line in output.splitlines():
-        if line.startswith(MARK) and line.endswith("}"):
-            found.append(json.loads(line[len(MARK) :]))
-    return found
+    lines = (line for line in output.splitlines() if line.startswith(MARK) and line.endswith("}"))
+    return [json.loads(line[len(MARK) :]) for line in lines]
 
 
 def own_bytes() -> int:

@@ -1,19 +1,44 @@
 """The tables and the picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.offload.contest import Results
 from benchmarks.offload.harness import Outcome
-from benchmarks.report import show
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-COLUMNS = ["", "tokens/s", "decode", "floor", "of the floor", "decides", "disk GB/s", "GFLOP/s", "load s", "own MB"]
+WIDTH = 150
+COLUMNS = [
+    "",
+    "tokens/s",
+    "decode",
+    "floor",
+    "of the floor",
+    "decides",
+    "disk GB/s",
+    "GFLOP/s",
+    "load s",
+    "own MB",
+    "peak MB",
+]
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as it must be, also where the output is a file."""
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    Console(width=max(console.width, WIDTH)).print(table)
 
 
 def end_of(outcome: Outcome) -> str:
@@ -35,7 +60,7 @@ def row(name: str, outcome: Outcome) -> list[str]:
         cells += [f"{rates.decode_flops_s / 1e9:.0f}"]
     else:
         cells += [""] * 5
-    return [*cells, f"{outcome.load_s:.1f}", f"{outcome.own_bytes / 1e6:.0f}"]
+    return [*cells, f"{outcome.load_s:.1f}", f"{outcome.own_bytes / 1e6:.0f}", f"{outcome.peak_bytes / 1e6:.0f}"]
 
 
 def contest_table(results: Results) -> None:
@@ -100,7 +125,7 @@ def _contest_bars(axis: Axes, results: Results) -> None:
     for x, batch in enumerate(batches):
         floors = [o.batch * o.n_tokens / o.floor.total_s for o in shown if o.batch == batch and o.floor]
         if floors:
-            axis.hlines(max(floors), x - 0.45, x + 0.45, color="black", label="floor" if x == 0 else None)
+            axis.hlines(max(floors), x - 0.45, x + 0.45, color="black", label="floor" if x == 0 else "")
     axis.set(title=f"{results.setting.title.split(',')[0]}, {n_tokens} new tokens", ylabel="tokens/s", yscale="log")
     axis.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
     axis.legend(fontsize=8)
