@@ -34,6 +34,11 @@ KV_SLOT_BYTES = 2**25
 """Size of a buffer that KV passes through, unless a single sequence needs more or the budget is small."""
 SAMPLER_SHARE = 0.05
 """Of the memory, what sampling may take before it does fewer rows at a time."""
+REMEDIES: dict[TierName, str] = {
+    "device": "Raise memory_bytes, lower kv_tokens or max_sequences, or use a smaller model or dtype",
+    "host": "Raise host_bytes, lower kv_host_tokens or activation_host_rows, or place fewer weights on the host",
+    "disk": "Raise disk_bytes, or lower kv_disk_tokens or activation_disk_rows",
+}
 BUFFER_SHARE = 0.05
 """Of the memory, what each kind of buffer may take before it is made smaller."""
 
@@ -50,6 +55,8 @@ class Budget:
     scratch_blocks: int
     kv_slot_bytes: int
     kv_format: KVFormat
+    expansion_bytes: int
+    """Of the buffer that a quantised unit is expanded into."""
     sampler: Sampler
     work_bytes: int
     """Activations and the sampler's workspace."""
@@ -69,7 +76,9 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
     context = _context(config, spec)
     terms = _Terms.of(config, sizes, device, capacity, context)
     fixed = terms.fixed_bytes
-    least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(config.kv_tokens or context)
+    least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(context)
+    if config.kv_tokens is not None:
+        least = blocks_for(config.kv_tokens)
     asked = blocks_for(_asked_tokens(config, context))
     if config.weights is not None:
         placement: Placement = named(spec, config.weights)
@@ -99,6 +108,7 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
         scratch_blocks=terms.scratch_blocks,
         kv_slot_bytes=terms.kv_slot,
         kv_format=terms.kv_format,
+        expansion_bytes=sizes.expansion,
         sampler=terms.sampler,
         work_bytes=terms.work,
         activation_rows=activation_rows(config),
@@ -202,10 +212,11 @@ def _tiers(config: EngineConfig, device: Device, offload_dir: Path) -> Tiers:
     host = config.host_bytes or (int(available_bytes() * HEADROOM) if separate else 0)
     _refuse_beyond_machine("host memory", host + (0 if separate else capacity), available_bytes(), "the host")
     existing = next(folder for folder in (offload_dir, *offload_dir.parents) if folder.exists())
+    disk = config.disk_bytes or shutil.disk_usage(existing).free
     return {
-        "device": Tier("device", capacity, device.empty),
-        "host": Tier("host", host, device.host_empty),
-        "disk": Tier("disk", config.disk_bytes or shutil.disk_usage(existing).free, device.host_empty),
+        "device": Tier("device", capacity, device.empty, REMEDIES["device"]),
+        "host": Tier("host", host, device.host_empty, REMEDIES["host"]),
+        "disk": Tier("disk", disk, device.host_empty, REMEDIES["disk"]),
     }
 
 

@@ -1,4 +1,6 @@
-"""Opening what a budget names: the homes of KV, and the room for hidden states."""
+"""Opening what a budget names: the homes of KV and the room for hidden states. ``opened`` gets what must be closed."""
+
+from contextlib import ExitStack
 
 import torch
 
@@ -13,17 +15,22 @@ from .storage.spill import SpillFile, SpillMemory
 from .tiers import take_slots
 
 
-def open_homes(config: EngineConfig, spec: ModelSpec, device: Device, budget: Budget) -> list[KVHome]:
+def open_homes(
+    config: EngineConfig, spec: ModelSpec, device: Device, budget: Budget, opened: ExitStack
+) -> list[KVHome]:
     """The homes in the order in which sequences should fill them: device, host, disk.
 
     Raises OutOfMemoryError if a tier has no room, HeliosError if the offload directory cannot be used.
     """
-    tiers, homes = budget.tiers, list[KVHome]()
+    homes: list[KVHome] = []
+    tiers = budget.tiers
     layout = KVLayout(budget.kv_format, budget.scratch_blocks, tiers["device"], device)
 
     def staged(tier: TierName, spill: SpillFile | SpillMemory) -> StagedKV:
         slots = take_slots(device, tiers, SLOTS, budget.kv_slot_bytes)
-        return StagedKV(tier, layout, budget.kv_blocks[tier], spill, slots, device, read_ahead=config.read_ahead)
+        home = StagedKV(tier, layout, budget.kv_blocks[tier], spill, slots, device, read_ahead=config.read_ahead)
+        opened.callback(home.close)
+        return home
 
     if budget.kv_blocks["device"]:
         homes.append(ResidentKV(tiers["device"], layout, spec.n_layers, budget.kv_blocks["device"], device))
@@ -43,7 +50,9 @@ def open_homes(config: EngineConfig, spec: ModelSpec, device: Device, budget: Bu
     return homes
 
 
-def open_activations(config: EngineConfig, spec: ModelSpec, device: Device, budget: Budget) -> Activations:
+def open_activations(
+    config: EngineConfig, spec: ModelSpec, device: Device, budget: Budget, opened: ExitStack
+) -> Activations:
     """The room for hidden states on the tiers in order. Raises as ``open_homes``."""
     tiers, row = budget.tiers, spec.hidden_size * device.dtype.itemsize
     device_rows, host_rows, disk_rows = budget.activation_rows
@@ -55,4 +64,6 @@ def open_activations(config: EngineConfig, spec: ModelSpec, device: Device, budg
         tiers["disk"].hold(disk_rows * row, "activations")
         rooms.append(Room(disk_rows, SpillFile(budget.offload_dir, disk_rows * row, row)))
     slots = take_slots(device, tiers, SLOTS, budget.activation_slot_bytes) if budget.activation_slot_bytes else []
-    return Activations(rooms, spec.hidden_size, device.dtype, slots, read_ahead=config.read_ahead)
+    activations = Activations(rooms, spec.hidden_size, device.dtype, slots, read_ahead=config.read_ahead)
+    opened.callback(activations.close)
+    return activations

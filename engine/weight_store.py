@@ -7,14 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .checkpoint.index import Checkpoint
 from .device import Device, Slot
 from .embedding import Embedding
 from .loading import Load, run_loads
 from .placement import Placement
 from .quant.matrix import QuantisedMatrix, StoredMatrix
 from .quant.ready import Expander, keep
-from .quant.stored import check_model
 from .spec import ModelSpec
 from .storage.ring import Recipe, Ring
 from .tiers import Tiers, take_slots
@@ -27,7 +25,7 @@ class WeightStore:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        layouts: Layouts,
         spec: ModelSpec,
         device: Device,
         tiers: Tiers,
@@ -41,11 +39,10 @@ class WeightStore:
         """Load what is resident. ``n_slots`` are for what is not, ``expansion_bytes`` for the codes of a quantised
         unit to be expanded into; ``progress`` is told of the bytes loaded.
 
-        Raises CheckpointError for a checkpoint that does not fit the spec, OutOfMemoryError.
+        ``layouts`` are those of a checkpoint that ``check_model`` accepts. Raises CheckpointError, OutOfMemoryError.
         """
-        check_model(checkpoint, spec)
+        self._layouts = layouts
         self._spec, self._device, self._tiers = spec, device, tiers
-        self._layouts = Layouts(checkpoint, spec, device.dtype)
         self._expander = self._open_expander(expansion_bytes)
         self._small: dict[Unit, dict[str, Tensor]] = {}
         """Norms and biases, which stay where the model computes."""
@@ -99,10 +96,9 @@ class WeightStore:
             yield matrices["lm_head.weight"]
 
     def close(self) -> None:
-        """Stop reading ahead and close the files."""
+        """Stop reading ahead."""
         if self._ring:
             self._ring.close()
-        self._layouts.close()
 
     @contextmanager
     def _open(self, unit: Unit, rows: int) -> Iterator[Mapping[str, Matrix]]:

@@ -15,9 +15,10 @@ from engine.build import build
 from engine.config import EngineConfig, TierName
 from engine.device import CpuDevice, open_device
 from engine.errors import ConfigError, OutOfMemoryError
-from engine.kv import BLOCK, block_bytes, blocks_for
+from engine.kv import BLOCK, KVFormat, blocks_for
+from engine.sizes import Sizes
 from engine.spec import ModelSpec
-from engine.units import Unit, matrix_bytes, units
+from engine.units import Unit, units
 
 TinyModel = Callable[[str], Path]
 AMPLE = 10**8
@@ -30,7 +31,8 @@ def config(model: Path, **fields: Any) -> EngineConfig:
 
 def divided(model: Path, **fields: Any) -> Budget:
     made = config(model, **fields).validate()
-    return divide(made, ModelSpec.from_directory(model), open_device(made))
+    device = open_device(made)
+    return divide(made, Sizes(ModelSpec.from_directory(model), device.dtype), device)
 
 
 def least_memory(model: Path, **fields: Any) -> int:
@@ -129,7 +131,9 @@ def test_weights_on_disk_take_no_memory_but_their_slots(tiny_model: TinyModel) -
     parts.close()
     held = parts.tiers["device"].by_use()
     assert held["weights"] < 10_000, "norms alone"
-    assert held["io"] <= 3 * (max(matrix_bytes(spec, Unit(k), torch.float32) for k in ("attention", "mlp")) + 4 * 4096)
+    assert held["io"] <= 3 * (
+        max(Sizes(spec, torch.float32).matrices(Unit(k)) for k in ("attention", "mlp")) + 4 * 4096
+    )
 
 
 def test_what_is_named_resident_is_held_to_the_byte(tiny_model: TinyModel) -> None:
@@ -146,7 +150,7 @@ def test_what_is_named_resident_is_held_to_the_byte(tiny_model: TinyModel) -> No
     bare.close()
     kept.close()
     more = kept.tiers["device"].by_use()["weights"] - bare.tiers["device"].by_use()["weights"]
-    assert more == matrix_bytes(spec, Unit("mlp", 1), torch.float32)
+    assert more == Sizes(spec, torch.float32).matrices(Unit("mlp", 1))
 
 
 def _all_but(*names: str) -> list[str]:
@@ -164,7 +168,7 @@ def test_half_of_the_room_goes_to_kv_where_weights_do_not_fit(tiny_model: TinyMo
     least = least_memory(tiny_model("llama"), context=64)
     budget = divided(tiny_model("llama"), memory_bytes=least + 200_000, context=64)
     assert "disk" in budget.placement.values()
-    assert budget.kv_blocks["device"] * block_bytes(spec, torch.float32, 3) >= 90_000
+    assert budget.kv_blocks["device"] * 3 * KVFormat(spec, torch.float32).block_bytes >= 90_000
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,6 @@ def test_the_device_may_hold_no_kv_if_another_tier_does(tiny_model: TinyModel, t
         ({"kv_host_tokens": 512}, "0 B", "host_bytes"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="the remedy named is that of the device's memory, whichever tier is full")
 def test_a_full_tier_names_its_own_limits(
     tiny_model: TinyModel, tmp_path: Path, fields: dict[str, Any], size: str, remedies: str
 ) -> None:
@@ -233,7 +236,7 @@ def test_the_workspaces_of_a_longer_context_are_counted(tiny_model: TinyModel) -
     least = [least_memory(tiny_model("llama"), context=context) for context in (16, 128, 512)]
     assert least == sorted(least)
     spec = ModelSpec.from_directory(tiny_model("llama"))
-    kv = block_bytes(spec, torch.float32, 3) * (512 - 16) // BLOCK
+    kv = 3 * KVFormat(spec, torch.float32).block_bytes * (512 - 16) // BLOCK
     assert least[2] - least[0] >= kv, "at least the KV of the longer sequence"
 
 

@@ -270,9 +270,6 @@ def test_cancelling_while_kv_moves_leaves_the_others_as_they_were(model: Path, l
     assert ids(completions[6:]) == right[6:]
 
 
-LEAVES_FILES_OPEN = pytest.mark.xfail(strict=True, reason="a load that fails half-way leaves the weights' files open")
-
-
 def io_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("helios-io")]
 
@@ -297,12 +294,7 @@ def full_disk(*_: object) -> None:
     "kv",
     [
         {},
-        pytest.param(
-            {"kv_host_tokens": 128, "delegate": False, "host_bytes": AMPLE},
-            marks=pytest.mark.xfail(
-                strict=True, reason="the host's home is not closed when the disk's cannot be opened"
-            ),
-        ),
+        pytest.param({"kv_host_tokens": 128, "delegate": False, "host_bytes": AMPLE}),
     ],
 )
 def test_a_full_disk_refuses_the_load_and_leaves_nothing(
@@ -324,7 +316,6 @@ def test_a_full_disk_refuses_the_load_and_leaves_nothing(
         pytest.param(
             {"weights": {"host": ALL_ON_DISK["disk"]}, "host_bytes": 100_000, "kv_disk_tokens": 512},
             OutOfMemoryError,
-            marks=LEAVES_FILES_OPEN,
         ),
         ({"memory_bytes": 1000, "kv_disk_tokens": 512}, OutOfMemoryError),
     ],
@@ -337,7 +328,6 @@ def test_a_load_that_fails_leaves_nothing(
         build(replace(config, **fields))
 
 
-@LEAVES_FILES_OPEN
 def test_weights_that_cannot_be_read_at_load_refuse_it_and_leave_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from benchmarks.random_model import save_random
-from engine.batch import TILE_ROWS
+from engine.config import TILE_ROWS
 from engine.llm import LLM
 from engine.request import Completion, SamplingParams
 from engine.storage.spill import SpillFile
@@ -242,7 +242,7 @@ def test_bfloat16_weights_read_for_bfloat16_products_are_the_stored_ones(
     stored = load_file(model / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
     store = llm.engine._executor.weights
     store.expect(range(3), head=False)
-    with store.mlp(1) as weights:
+    with store.mlp(1, rows=1) as weights:
         assert torch.equal(weights.down, stored)
 
 

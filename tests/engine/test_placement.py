@@ -10,8 +10,9 @@ from hypothesis import given
 from engine.config import TierName
 from engine.errors import ConfigError
 from engine.placement import fill, grouped, named
+from engine.sizes import Sizes
 from engine.spec import ModelSpec
-from engine.units import Unit, matrix_bytes, units
+from engine.units import Unit, units
 from tests.engine.tiny import CONFIGS
 
 SPECS = {name: ModelSpec.from_config(config.to_dict()) for name, config in CONFIGS.items()}
@@ -25,7 +26,7 @@ def deep(layers: int, tied: bool = False) -> ModelSpec:
 
 
 def resident_bytes(spec: ModelSpec, placement: Mapping[Unit, TierName]) -> int:
-    return sum(matrix_bytes(spec, unit, DTYPE) for unit, tier in placement.items() if tier == "device")
+    return sum(Sizes(spec, DTYPE).matrices(unit) for unit, tier in placement.items() if tier == "device")
 
 
 def test_every_way_of_naming_units_places_them() -> None:
@@ -101,9 +102,9 @@ def test_what_is_filled_fits_and_leaves_no_room_for_one_more(
     layers: int, tied: bool, share: float, dtype: torch.dtype
 ) -> None:
     spec = deep(layers, tied)
-    sizes = {unit: matrix_bytes(spec, unit, dtype) for unit in units(layers)}
+    sizes = {unit: Sizes(spec, dtype).matrices(unit) for unit in units(layers)}
     room = int(share * sum(sizes.values()))
-    placement = fill(spec, dtype, room)
+    placement = fill(Sizes(spec, dtype), room)
     assert list(placement) == units(layers)
     assert set(placement.values()) <= {"device", "disk"}
     held = sum(size for unit, size in sizes.items() if placement[unit] == "device")
@@ -118,21 +119,21 @@ def test_what_is_filled_fits_and_leaves_no_room_for_one_more(
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_model_is_resident_as_soon_as_it_fits(spec: ModelSpec) -> None:
-    whole = sum(matrix_bytes(spec, unit, DTYPE) for unit in units(spec.n_layers))
-    assert set(fill(spec, DTYPE, whole).values()) == {"device"}
-    assert "disk" in fill(spec, DTYPE, whole - 1).values()
+    whole = sum(Sizes(spec, DTYPE).matrices(unit) for unit in units(spec.n_layers))
+    assert set(fill(Sizes(spec, DTYPE), whole).values()) == {"device"}
+    assert "disk" in fill(Sizes(spec, DTYPE), whole - 1).values()
 
 
 def test_without_room_all_is_on_disk() -> None:
-    assert set(fill(LLAMA, DTYPE, 0).values()) == {"disk"}
+    assert set(fill(Sizes(LLAMA, DTYPE), 0).values()) == {"disk"}
 
 
 @given(share=st.floats(0.05, 0.95))
 def test_what_is_on_disk_is_spread_over_the_sweep(share: float) -> None:
     """In every run of layers about the same share of the bytes comes from disk, so that the disk is never idle."""
     spec = deep(40)
-    sizes = {unit: matrix_bytes(spec, unit, DTYPE) for unit in units(40) if unit.kind in ("attention", "mlp")}
-    placement = fill(spec, DTYPE, int(share * sum(sizes.values())))
+    sizes = {unit: Sizes(spec, DTYPE).matrices(unit) for unit in units(40) if unit.kind in ("attention", "mlp")}
+    placement = fill(Sizes(spec, DTYPE), int(share * sum(sizes.values())))
     read, seen, total = 0.0, 0.0, sum(sizes.values())
     on_disk = sum(size for unit, size in sizes.items() if placement[unit] == "disk") / total
     for unit, size in sizes.items():
@@ -142,7 +143,7 @@ def test_what_is_on_disk_is_spread_over_the_sweep(share: float) -> None:
 
 
 def test_an_untied_embedding_is_the_last_to_be_resident_since_a_token_needs_one_row_of_it() -> None:
-    whole = sum(matrix_bytes(LLAMA, unit, DTYPE) for unit in units(LLAMA.n_layers))
-    embedding = matrix_bytes(LLAMA, Unit("embedding"), DTYPE)
-    placement = fill(LLAMA, DTYPE, whole - embedding)
+    whole = sum(Sizes(LLAMA, DTYPE).matrices(unit) for unit in units(LLAMA.n_layers))
+    embedding = Sizes(LLAMA, DTYPE).matrices(Unit("embedding"))
+    placement = fill(Sizes(LLAMA, DTYPE), whole - embedding)
     assert grouped(placement)["disk"] == ["embedding"]

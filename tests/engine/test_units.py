@@ -9,6 +9,7 @@ import torch
 import engine.units
 from engine.checkpoint.index import Checkpoint
 from engine.device import CpuDevice
+from engine.sizes import Sizes
 from engine.spec import ModelSpec
 from engine.storage.direct import Bounce
 from engine.units import MATRICES, Layouts, Unit, group_of, units
@@ -60,7 +61,6 @@ def _stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 
 
 def test_a_slot_of_the_budget_holds_any_unit(tmp_path: Path) -> None:
-    from engine.budget import slot_bytes
 
     for name in CONFIGS:
         directory = save_tiny(tmp_path / name, name)
@@ -73,7 +73,7 @@ def test_a_slot_of_the_budget_holds_any_unit(tmp_path: Path) -> None:
                     [tensor for tensor in group if tensor.name in MATRICES],
                     [tensor for tensor in group if tensor.name not in MATRICES],
                 ):
-                    assert layouts.of(part).n_bytes <= slot_bytes(spec, torch.float32), f"{name} {unit}"
+                    assert layouts.of(part).n_bytes <= Sizes(spec, torch.float32).slot, f"{name} {unit}"
         layouts.close()
 
 
