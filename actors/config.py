@@ -6,6 +6,7 @@ say where (the file and the key path), what was found and what is allowed.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from engine.config import EngineConfig, parse_bytes
+from engine.config import EngineConfig, Schedule, TierName, parse_bytes
 from engine.errors import ConfigError
 
 _ENGINE = EngineConfig(model="")
@@ -40,7 +41,25 @@ class ModelConfig(_Strict):
     dtype: str = _ENGINE.dtype
     memory: str | int | None = _ENGINE.memory_bytes
     """Limit on weights, KV cache and workspaces, as "2GiB" or a number of bytes."""
+    host_memory: str | int | None = _ENGINE.host_bytes
+    """Likewise on the host, beside a GPU or as a second tier."""
+    disk_space: str | int | None = _ENGINE.disk_bytes
+    """Limit on KV and activations on disk."""
+    offload_dir: str | None = _ENGINE.offload_dir
+    weights: dict[TierName, list[str]] | None = None
+    """Units for each of device, host and disk; not given, what fits stays on the device and the rest on disk."""
     kv_tokens: int | None = _ENGINE.kv_tokens
+    kv_host_tokens: int = _ENGINE.kv_host_tokens
+    kv_disk_tokens: int = _ENGINE.kv_disk_tokens
+    kv_dtype: str = _ENGINE.kv_dtype
+    value_share: float = _ENGINE.value_share
+    delegate: bool = _ENGINE.delegate
+    read_ahead: bool = _ENGINE.read_ahead
+    schedule: Schedule = _ENGINE.schedule
+    tile_rows: int = _ENGINE.tile_rows
+    activation_rows: int | None = _ENGINE.activation_rows
+    activation_host_rows: int = _ENGINE.activation_host_rows
+    activation_disk_rows: int = _ENGINE.activation_disk_rows
     context: int | None = _ENGINE.context
     max_sequences: int = _ENGINE.max_sequences
     max_queued: int = _ENGINE.max_queued
@@ -76,15 +95,15 @@ class ModelConfig(_Strict):
             return str(place.resolve())
         return path
 
-    @field_validator("memory", mode="before")
+    @field_validator("memory", "host_memory", "disk_space", mode="before")
     @classmethod
-    def _size(cls, memory: Any) -> Any:
+    def _size(cls, size: Any) -> Any:
         try:
-            if isinstance(memory, bool) or parse_bytes("1" if memory is None else memory) < 1:
+            if isinstance(size, bool) or parse_bytes("1" if size is None else size) < 1:
                 raise ConfigError("no size")
         except ConfigError:
             raise ValueError("write it as 2GiB, 500MB or a number of bytes") from None
-        return memory
+        return size
 
     @model_validator(mode="after")
     def _engine_accepts(self) -> Self:
@@ -100,13 +119,10 @@ class ModelConfig(_Strict):
             model=self.path,
             device=self.device,
             dtype=self.dtype,
-            memory_bytes=None if self.memory is None else parse_bytes(self.memory),
-            kv_tokens=self.kv_tokens,
-            context=self.context,
-            max_sequences=self.max_sequences,
-            max_queued=self.max_queued,
-            prefill_rows=self.prefill_rows,
-            threads=self.threads,
+            memory_bytes=_bytes(self.memory),
+            host_bytes=_bytes(self.host_memory),
+            disk_bytes=_bytes(self.disk_space),
+            **{name: getattr(self, name) for name in _SAME},
         )
 
     def fingerprint(self) -> str:
@@ -147,6 +163,21 @@ class AppConfig(_Strict):
         if twice:
             raise ValueError(f"more than one model is named {', '.join(twice)}; give each its own name")
         return models
+
+
+def _bytes(size: str | int | None) -> int | None:
+    return None if size is None else parse_bytes(size)
+
+
+_SAME = {field.name for field in fields(EngineConfig)} & set(ModelConfig.model_fields) - {"device", "dtype"}
+"""What the engine's configuration calls by the same name and takes as it is."""
+
+
+def model_config(model: str, settings: Mapping[str, Any]) -> ModelConfig:
+    """One model with some of a configuration's keys. Raises ConfigError as ``load_config``."""
+    return load_config(
+        {"models": [{"name": Path(model).expanduser().resolve().name, "path": model, **settings}]}
+    ).models[0]
 
 
 _SECTIONS: Mapping[str, type[BaseModel]] = {"models": ModelConfig, "router": RouterConfig, "http": HttpConfig}

@@ -21,10 +21,11 @@ from benchmarks.prompts import prompts
 from benchmarks.report import Report, parser, show
 from engine.checkpoint.store import resolve
 from engine.device import usable_cores
-from engine.kv import BLOCK, block_bytes
+from engine.kv import BLOCK, KVFormat
 from engine.llm import LLM
 from engine.request import SamplingParams
-from engine.units import Unit, matrix_bytes, units
+from engine.sizes import Sizes
+from engine.units import Unit
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -100,8 +101,8 @@ def run_helios(llm: LLM, ids: list[list[int]], n_tokens: int) -> tuple[Speed, li
 def floor_ms(llm: LLM, batch: int, length: int, bandwidth: float, rate: float) -> tuple[float, str]:
     """Least time of a decode sweep, and which limit it is."""
     spec, dtype = llm.engine.spec, llm.engine.device.dtype
-    weights = sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers))
-    kv = batch * length * block_bytes(spec, dtype, spec.n_layers) / BLOCK
+    weights = Sizes(spec, dtype).all_matrices
+    kv = batch * length * KVFormat(spec, dtype).block_bytes * spec.n_layers / BLOCK
     memory_s = (weights + kv) / bandwidth
     products_s = 2 * batch * weights / dtype.itemsize / rate
     return max(memory_s, products_s) * 1e3, "memory" if memory_s > products_s else "products"
@@ -164,7 +165,7 @@ def _median(speeds: list[Speed]) -> dict[str, float]:
 def _prefill_share(llm: LLM, speeds: list[Speed], rate: float) -> float:
     """Of the measured product rate; embedding and head, which see one row a prompt, are left out."""
     spec = llm.engine.spec
-    layers = sum(matrix_bytes(spec, Unit(kind), torch.int8) for kind in ("attention", "mlp")) * spec.n_layers
+    layers = sum(Sizes(spec, torch.int8).matrices(Unit(kind)) for kind in ("attention", "mlp")) * spec.n_layers
     return 2 * layers * statistics.median(s.prefill for s in speeds) / rate
 
 

@@ -14,13 +14,10 @@ from .rope import Rope
 from .sequence import Sequence
 from .spec import ModelSpec
 
-TILE_ROWS = 1024
-"""Rows that go through a layer together at most; it bounds the workspace of a large prefill."""
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sequence does in a sweep: positions ``[start, start + count)``, at most TILE_ROWS of them."""
+    """What one sequence does in a sweep: positions ``[start, start + count)``, no more than fit a tile."""
 
     sequence: Sequence
     start: int
@@ -38,6 +35,8 @@ class Cohort:
     home: KVHome
     number: int
     """Among the sweep's cohorts in that home."""
+    shares: tuple[Share, ...]
+    """In row order."""
     kv_rows: Tensor
     """Where each row's K and V go in the pool: [rows * 2 * n_kv]."""
     attention: dict[int | None, list[AttentionGroup]]
@@ -46,12 +45,15 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows that go through a layer together, TILE_ROWS at most."""
+    """Rows that go through a layer together; their number bounds the workspace of a large prefill."""
 
+    number: int
     rows: slice
     cohorts: tuple[Cohort, ...]
     angles: tuple[Tensor, Tensor] | None
     """cos and signed sin [rows, 1, head_dim]; None where positions are learned."""
+    wanted: Tensor | None
+    """Rows of the tile whose logits are wanted; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +63,42 @@ class Batch:
     token_ids: Tensor  # [R]
     positions: Tensor  # [R]
     tiles: tuple[Tile, ...]
-    logit_index: Tensor | None
-    """Rows whose logits are wanted, in the order of the sweep's shares; None for all rows in order."""
+    logit_order: Tensor | None
+    """Brings the wanted rows of the tiles, one after another, into the order of the sweep's shares; None: they are."""
 
 
 class BatchBuilder:
     """Makes the batches of one engine, and tells the homes of its KV what is coming."""
 
-    def __init__(self, spec: ModelSpec, homes: Seq[KVHome], rope: Rope | None, device: Device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        homes: Seq[KVHome],
+        rope: Rope | None,
+        device: Device,
+        *,
+        tile_rows: int,
+        value_share: float = 1.0,
+    ) -> None:
         self.spec = spec
         self.homes = homes
+        self._tile_rows = tile_rows
         self.rope = rope
         self.device = device
-        self._planners = [AttentionPlanner(home.layout, home.device) for home in homes]
+        self._planners = [AttentionPlanner(home.layout, home.device, value_share) for home in homes]
 
     def build(self, shares: Seq[Share], layers: range) -> Batch:
         """The batch of a sweep over ``layers``. The sequences own the blocks that the positions need."""
         order: list[int] = []
         cohorts: list[Cohort] = []
         for home, planner in zip(self.homes, self._planners, strict=True):
-            members = _split(home, shares, [i for i, share in enumerate(shares) if share.sequence.home is home])
+            members = self._split(home, shares, [i for i, share in enumerate(shares) if share.sequence.home is home])
             extents = [[_extent(shares[i]) for i in chosen] for chosen in members]
             home.expect(extents, layers)
             for number, own in enumerate(extents):
                 first = cohorts[-1].rows.stop if cohorts else 0
-                cohorts.append(self._cohort(home, planner, number, first, own, layers))
+                chosen = tuple(shares[i] for i in members[number])
+                cohorts.append(self._cohort(home, planner, number, first, chosen, own, layers))
                 order += members[number]
         positions = np.concatenate([np.arange(shares[i].start, shares[i].start + shares[i].count) for i in order])
         tokens = [
@@ -95,11 +108,15 @@ class BatchBuilder:
         ]
         positions_tensor = self.device.index(positions)
         angles = self.rope.angles(positions_tensor, self.device.dtype) if self.rope else None
+        wanted, logit_order = _wanted(shares, order)
+        groups = self._groups(cohorts)
+        if len(groups) == 1:  # the order costs nothing there
+            wanted, logit_order = wanted[logit_order], np.arange(len(wanted))
         return Batch(
             token_ids=self.device.index(np.array(tokens, dtype=np.int64)),
             positions=positions_tensor,
-            tiles=_tiles(cohorts, angles),
-            logit_index=self._logit_index(shares, order),
+            tiles=tuple(self._tile(number, group, angles, wanted) for number, group in enumerate(groups)),
+            logit_order=None if _counts_up(logit_order, len(wanted)) else self.device.index(logit_order),
         )
 
     def _cohort(
@@ -108,6 +125,7 @@ class BatchBuilder:
         planner: AttentionPlanner,
         number: int,
         first: int,
+        shares: tuple[Share, ...],
         extents: list[Extent],
         layers: range,
     ) -> Cohort:
@@ -124,46 +142,58 @@ class BatchBuilder:
             rows=slice(first, first + row),
             home=home,
             number=number,
+            shares=shares,
             kv_rows=home.device.index(home.layout.write_rows(blocks, positions)),
             attention={window: planner.plan(decodes, chunks, window) for window in windows},
         )
 
-    def _logit_index(self, shares: Seq[Share], order: Seq[int]) -> Tensor | None:
-        ends = dict(zip(order, np.cumsum([shares[i].count for i in order]).tolist(), strict=True))
-        wanted = [np.arange(ends[i] - share.logit_rows, ends[i]) for i, share in enumerate(shares)]
-        rows = np.concatenate(wanted)
-        every = len(rows) == sum(share.count for share in shares) and bool((rows == np.arange(len(rows))).all())
-        return None if every else self.device.index(rows)
+    def _groups(self, cohorts: list[Cohort]) -> list[list[Cohort]]:
+        """Neighbouring cohorts that make a tile."""
+        groups: list[list[Cohort]] = []
+        for cohort in cohorts:
+            if not groups or cohort.rows.stop - groups[-1][0].rows.start > self._tile_rows:
+                groups.append([])
+            groups[-1].append(cohort)
+        return groups
+
+    def _tile(self, number: int, group: list[Cohort], angles: tuple[Tensor, Tensor] | None, wanted: np.ndarray) -> Tile:
+        rows = slice(group[0].rows.start, group[-1].rows.stop)
+        own = wanted[(wanted >= rows.start) & (wanted < rows.stop)] - rows.start
+        return Tile(
+            number=number,
+            rows=rows,
+            cohorts=tuple(group),
+            angles=None if angles is None else (angles[0][rows], angles[1][rows]),
+            wanted=None if _counts_up(own, rows.stop - rows.start) else self.device.index(own),
+        )
+
+    def _split(self, home: KVHome, shares: Seq[Share], members: list[int]) -> list[list[int]]:
+        """The shares of a home in cohorts that its slots and a tile allow, by length, decoding ones before chunks."""
+        cohorts: list[list[int]] = []
+        rows = blocks = 0
+        for i in sorted(members, key=lambda i: (shares[i].count > 1, shares[i].start, shares[i].count)):
+            count, needed = shares[i].count, blocks_for(shares[i].start + shares[i].count)
+            full = home.cohort_blocks is not None and blocks + needed > home.cohort_blocks
+            if not cohorts or full or rows + count > self._tile_rows:
+                cohorts.append([])
+                rows = blocks = 0
+            cohorts[-1].append(i)
+            rows, blocks = rows + count, blocks + needed
+        return cohorts
 
 
 def _extent(share: Share) -> Extent:
     return Extent(share.start, share.count, share.sequence.blocks)
 
 
-def _split(home: KVHome, shares: Seq[Share], members: list[int]) -> list[list[int]]:
-    """The shares of a home in cohorts that its slots and TILE_ROWS allow, by length, decoding ones before chunks."""
-    cohorts: list[list[int]] = []
-    rows = blocks = 0
-    for i in sorted(members, key=lambda i: (shares[i].count > 1, shares[i].start, shares[i].count)):
-        count, needed = shares[i].count, blocks_for(shares[i].start + shares[i].count)
-        full = home.cohort_blocks is not None and blocks + needed > home.cohort_blocks
-        if not cohorts or full or rows + count > TILE_ROWS:
-            cohorts.append([])
-            rows = blocks = 0
-        cohorts[-1].append(i)
-        rows, blocks = rows + count, blocks + needed
-    return cohorts
+def _wanted(shares: Seq[Share], order: Seq[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows whose logits are wanted, rising, and which of them come first in the order of the shares."""
+    ends = dict(zip(order, np.cumsum([shares[i].count for i in order]).tolist(), strict=True))
+    rows = np.concatenate([np.arange(ends[i] - share.logit_rows, ends[i]) for i, share in enumerate(shares)])
+    rising = np.sort(rows)
+    return rising, np.searchsorted(rising, rows)
 
 
-def _tiles(cohorts: list[Cohort], angles: tuple[Tensor, Tensor] | None) -> tuple[Tile, ...]:
-    groups: list[list[Cohort]] = []
-    for cohort in cohorts:
-        if not groups or cohort.rows.stop - groups[-1][0].rows.start > TILE_ROWS:
-            groups.append([])
-        groups[-1].append(cohort)
-    tiles = []
-    for group in groups:
-        rows = slice(group[0].rows.start, group[-1].rows.stop)
-        own = angles if angles is None or len(groups) == 1 else (angles[0][rows], angles[1][rows])
-        tiles.append(Tile(rows, tuple(group), own))
-    return tuple(tiles)
+def _counts_up(index: np.ndarray, count: int) -> bool:
+    """Whether an index is 0, 1, … count - 1."""
+    return len(index) == count and bool((index == np.arange(count)).all())

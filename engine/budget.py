@@ -9,19 +9,18 @@ from pathlib import Path
 
 import torch
 
-from .batch import TILE_ROWS
 from .checkpoint.store import home
 from .config import EngineConfig, TierName, format_bytes
 from .device import Device, query_rows
 from .device.memory import available_bytes
 from .errors import ConfigError, OutOfMemoryError
-from .kv import BLOCK, block_bytes, blocks_for, scratch_bytes
+from .kv import BLOCK, KVFormat, blocks_for
 from .placement import Placement, fill, named
+from .quant.ready import Expander
 from .sampling import MAX_ROWS, Sampler
+from .sizes import Sizes
 from .spec import ModelSpec
-from .storage.direct import ALIGN
 from .tiers import Tier, Tiers
-from .units import Unit, matrix_bytes, small_bytes, units
 
 HEADROOM = 0.9
 """Share of the memory that is free which an engine takes when no limit is given."""
@@ -35,6 +34,11 @@ KV_SLOT_BYTES = 2**25
 """Size of a buffer that KV passes through, unless a single sequence needs more or the budget is small."""
 SAMPLER_SHARE = 0.05
 """Of the memory, what sampling may take before it does fewer rows at a time."""
+REMEDIES: dict[TierName, str] = {
+    "device": "Raise memory_bytes, lower kv_tokens or max_sequences, or use a smaller model or dtype",
+    "host": "Raise host_bytes, lower kv_host_tokens or activation_host_rows, or place fewer weights on the host",
+    "disk": "Raise disk_bytes, or lower kv_disk_tokens or activation_disk_rows",
+}
 BUFFER_SHARE = 0.05
 """Of the memory, what each kind of buffer may take before it is made smaller."""
 
@@ -50,36 +54,46 @@ class Budget:
     kv_blocks: dict[TierName, int]
     scratch_blocks: int
     kv_slot_bytes: int
+    kv_format: KVFormat
+    expansion_bytes: int
+    """Of the buffer that a quantised unit is expanded into."""
     sampler: Sampler
     work_bytes: int
     """Activations and the sampler's workspace."""
+    activation_rows: tuple[int, int, int]
+    """Rows whose hidden states are kept on device, host and disk."""
+    activation_slot_bytes: int
+    """Of a buffer that hidden states pass through; 0 if all stay on the device."""
     offload_dir: Path
 
 
-def divide(config: EngineConfig, spec: ModelSpec, device: Device) -> Budget:
+def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
     """Divide the budgets. Raises ConfigError, and OutOfMemoryError with every term if something does not fit."""
+    spec = sizes.spec
     offload_dir = Path(config.offload_dir).expanduser() if config.offload_dir else home() / "offload"
     tiers = _tiers(config, device, offload_dir)
     capacity = tiers["device"].capacity_bytes
     context = _context(config, spec)
-    terms = _Terms.of(config, spec, device, capacity, context)
+    terms = _Terms.of(config, sizes, device, capacity, context)
     fixed = terms.fixed_bytes
-    least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(config.kv_tokens or context)
+    least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(context)
+    if config.kv_tokens is not None:
+        least = blocks_for(config.kv_tokens)
     asked = blocks_for(_asked_tokens(config, context))
     if config.weights is not None:
         placement: Placement = named(spec, config.weights)
-        resident = sum(matrix_bytes(spec, unit, device.dtype) for unit, t in placement.items() if t == "device")
+        resident = sum(sizes.matrices(unit) for unit, t in placement.items() if t == "device")
         streams = any(tier != "device" for unit, tier in placement.items() if unit.kind != "embedding")
         room = capacity - fixed - resident - terms.slots_bytes(streams)
     elif capacity - fixed - terms.weights - terms.slots_bytes(False) >= least * terms.kv_block:
-        placement, resident, streams = fill(spec, device.dtype, terms.weights), terms.weights, False
+        placement, resident, streams = fill(sizes, terms.weights), terms.weights, False
         room = capacity - fixed - terms.weights - terms.slots_bytes(False)
     else:
         resident, streams = 0, True
         room = capacity - fixed - terms.slots_bytes(True)
         if config.kv_tokens is None:
             asked = max(least, min(asked, room // 2 // terms.kv_block))
-        placement = fill(spec, device.dtype, max(0, room - asked * terms.kv_block))
+        placement = fill(sizes, max(0, room - asked * terms.kv_block))
     blocks = min(asked, max(0, room) // terms.kv_block)
     if room < 0 or blocks < least:
         raise OutOfMemoryError(terms.refusal(capacity, resident, streams, least, device.dtype))
@@ -93,8 +107,12 @@ def divide(config: EngineConfig, spec: ModelSpec, device: Device) -> Budget:
         kv_blocks=kv_blocks,
         scratch_blocks=terms.scratch_blocks,
         kv_slot_bytes=terms.kv_slot,
+        kv_format=terms.kv_format,
+        expansion_bytes=sizes.expansion,
         sampler=terms.sampler,
         work_bytes=terms.work,
+        activation_rows=activation_rows(config),
+        activation_slot_bytes=terms.activation_slot,
         offload_dir=offload_dir,
     )
 
@@ -116,6 +134,7 @@ class _Terms:
     small: int
     """Norms and biases."""
     kv_slots: int
+    activation_slot: int
     weight_slot: int
     weights: int
     """All matrices, if they were resident."""
@@ -125,33 +144,40 @@ class _Terms:
     """KV blocks of the largest of the other tiers."""
     scratch_blocks: int
     kv_slot: int
+    kv_format: KVFormat
     sampler: Sampler
 
     @classmethod
-    def of(cls, config: EngineConfig, spec: ModelSpec, device: Device, capacity: int, context: int) -> "_Terms":
-        dtype, layer_block = device.dtype, block_bytes(spec, device.dtype, 1)
+    def of(cls, config: EngineConfig, sizes: Sizes, device: Device, capacity: int, context: int) -> "_Terms":
+        spec = sizes.spec
+        kv_format = KVFormat(spec, device.dtype, config.kv_dtype == "int4")
+        layer_block = kv_format.block_bytes
         sampler = _sampler(config, spec, device, capacity)
         longest = blocks_for(context)
+        expander = Expander.workspace_bytes() if sizes.quantisation else 0
         scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
-        staged = bool(config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate))
+        offloads = any(activation_rows(config)[1:])
+        staged = bool(config.kv_disk_tokens) + bool(config.kv_host_tokens and not config.delegate)
         kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
-            scratch=scratch_bytes(spec, dtype, scratch_blocks),
-            small=sum(small_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
-            kv_slots=SLOTS * kv_slot if staged else 0,
-            weight_slot=slot_bytes(spec, dtype),
-            weights=sum(matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers)),
+            scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
+            small=sizes.all_small,
+            kv_slots=staged * SLOTS * kv_slot,
+            activation_slot=config.tile_rows * spec.hidden_size * device.dtype.itemsize if offloads else 0,
+            weight_slot=sizes.slot,
+            weights=sizes.all_matrices,
             kv_block=layer_block * spec.n_layers,
             elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
             scratch_blocks=scratch_blocks,
             kv_slot=kv_slot,
+            kv_format=kv_format,
             sampler=sampler,
         )
 
     @property
     def fixed_bytes(self) -> int:
-        return self.work + self.scratch + self.small + self.kv_slots
+        return self.work + self.scratch + self.small + self.kv_slots + SLOTS * self.activation_slot
 
     def slots_bytes(self, streams: bool) -> int:
         """Weights pass through one slot when they are loaded, and through SLOTS when they are in every sweep."""
@@ -186,10 +212,11 @@ def _tiers(config: EngineConfig, device: Device, offload_dir: Path) -> Tiers:
     host = config.host_bytes or (int(available_bytes() * HEADROOM) if separate else 0)
     _refuse_beyond_machine("host memory", host + (0 if separate else capacity), available_bytes(), "the host")
     existing = next(folder for folder in (offload_dir, *offload_dir.parents) if folder.exists())
+    disk = config.disk_bytes or shutil.disk_usage(existing).free
     return {
-        "device": Tier("device", capacity, device.empty),
-        "host": Tier("host", host, device.host_empty),
-        "disk": Tier("disk", config.disk_bytes or shutil.disk_usage(existing).free, device.host_empty),
+        "device": Tier("device", capacity, device.empty, REMEDIES["device"]),
+        "host": Tier("host", host, device.host_empty, REMEDIES["host"]),
+        "disk": Tier("disk", disk, device.host_empty, REMEDIES["disk"]),
     }
 
 
@@ -207,16 +234,32 @@ def _sampler(config: EngineConfig, spec: ModelSpec, device: Device, capacity: in
     return Sampler(spec.vocab_size, device.torch_device, most)
 
 
-def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Upper bound of what a slot for any unit takes: the unit's matrices, each beginning where direct I/O likes it."""
-    largest = max(matrix_bytes(spec, Unit(kind), dtype) for kind in ("attention", "mlp"))
-    return largest + 4 * ALIGN
+def activation_rows(config: EngineConfig) -> tuple[int, int, int]:
+    """Rows of the largest sweep on device, host and disk.
+
+    Raises ConfigError if there is no room for all, which takes whole tiles into account.
+    """
+    most = config.prefill_rows + config.max_sequences
+    host, disk = config.activation_host_rows, config.activation_disk_rows
+    if config.activation_rows is None:
+        return most, 0, 0
+    device = min(config.activation_rows, most)
+    tile = min(config.tile_rows, most)
+    whole = sum(rows // tile * tile for rows in (device, host, disk))
+    if whole < most:
+        raise ConfigError(
+            f"activation_rows, activation_host_rows and activation_disk_rows hold {whole} rows in whole tiles of "
+            f"{tile}; a sweep has up to {most} (prefill_rows + max_sequences). Raise one of them"
+        )
+    return device, host, disk
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:
     """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces."""
     rows = config.prefill_rows + config.max_sequences
+    tile = min(rows, config.tile_rows)
     width = 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
+    hidden = (2 * tile + 2 * activation_rows(config)[0]) * spec.hidden_size
     scores = 2 * query_rows(spec.n_heads, context) * spec.n_heads * context
     logits = config.max_sequences * spec.vocab_size
-    return (rows * 4 * spec.hidden_size + min(rows, TILE_ROWS) * width + scores + logits) * device.dtype.itemsize
+    return (hidden + tile * width + scores + logits) * device.dtype.itemsize

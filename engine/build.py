@@ -1,24 +1,29 @@
 """Putting an engine's parts together inside memory budgets, everything counted before anything is loaded."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from .batch import BatchBuilder
 from .block import DecoderBlock
-from .budget import SLOTS, divide
+from .budget import SLOTS, Budget, divide
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig
 from .device import Device, open_device
 from .executor import Executor
 from .kv_homes import KVHome
-from .kv_open import open_homes
+from .opening import open_activations, open_homes
+from .quant.format import Quantisation
+from .quant.stored import check_model
 from .rope import Rope
 from .sampling import Sampler
+from .sizes import Sizes
 from .spec import ModelSpec
 from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
 from .tiers import Tiers
+from .units import Layouts
 from .weight_store import WeightStore
 
 
@@ -37,6 +42,8 @@ class Parts:
     sampler: Sampler
     context: int
     """Longest sequence admitted."""
+    opened: ExitStack
+    """What must be closed."""
 
     def source(self) -> EmbedTokens:
         return EmbedTokens(self.weights.embedding)
@@ -46,9 +53,7 @@ class Parts:
 
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
-        self.weights.close()
-        for home in self.homes:
-            home.close()
+        self.opened.close()
 
 
 def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
@@ -63,26 +68,44 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     device = open_device(config)
-    budget = divide(config, spec, device)
+    budget = divide(config, Sizes(spec, device.dtype, Quantisation.of(directory)), device)
+    check_model(checkpoint, spec)
+    with ExitStack() as opened:  # closed again if something fails
+        parts = _assemble(config, spec, checkpoint, tokenizer, device, budget, progress, opened)
+        return replace(parts, opened=opened.pop_all())
+
+
+def _assemble(
+    config: EngineConfig,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    device: Device,
+    budget: Budget,
+    progress: Callable[[int], None] | None,
+    opened: ExitStack,
+) -> Parts:
     tiers = budget.tiers
     tiers["device"].hold(budget.work_bytes, "activations")
-    homes = open_homes(config, spec, device, budget)  # before the weights: what the disk lacks is found at once
-    try:
-        weights = WeightStore(
-            checkpoint,
-            spec,
-            device,
-            tiers,
-            budget.placement,
-            n_slots=SLOTS,
-            read_ahead=config.read_ahead,
-            progress=progress,
-        )
-    except BaseException:
-        for home in homes:
-            home.close()
-        raise
+    homes = open_homes(config, spec, device, budget, opened)  # before the weights: what the disk lacks shows at once
+    activations = open_activations(config, spec, device, budget, opened)
+    layouts = Layouts(checkpoint, spec, device.dtype)
+    opened.callback(layouts.close)
+    weights = WeightStore(
+        layouts,
+        spec,
+        device,
+        tiers,
+        budget.placement,
+        n_slots=SLOTS,
+        expansion_bytes=budget.expansion_bytes,
+        read_ahead=config.read_ahead,
+        progress=progress,
+    )
+    opened.callback(weights.close)
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
-    batches = BatchBuilder(spec, homes, rope, device)
-    executor = Executor(DecoderBlock(spec, device), weights, batches)
-    return Parts(config, spec, tokenizer, device, tiers, weights, homes, executor, budget.sampler, budget.context)
+    batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
+    executor = Executor(DecoderBlock(spec, device), weights, batches, activations)
+    return Parts(
+        config, spec, tokenizer, device, tiers, weights, homes, executor, budget.sampler, budget.context, opened
+    )

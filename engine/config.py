@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from .errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+TILE_ROWS = 1024
 TierName = Literal["device", "host", "disk"]
 Schedule = Literal["continuous", "zigzag", "diagonal"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
@@ -42,6 +43,10 @@ class EngineConfig:
     """Likewise on the host, for sequences that the device has no room for."""
     kv_disk_tokens: int = 0
     """Likewise on disk, for sequences that the others have no room for."""
+    kv_dtype: str = "auto"
+    """"auto" is the compute dtype; "int4" stores K and V in 4 bits, in groups of up to 64 along the head."""
+    value_share: float = 1.0
+    """Share of the positions whose V is fetched in decode, those with the largest attention weights; 1 is exact."""
     delegate: bool = True
     """Attend to KV on the host there, instead of bringing it to the device."""
     disk_bytes: int | None = None
@@ -56,6 +61,14 @@ class EngineConfig:
     """Requests that may wait; one more is refused with OverloadedError."""
     prefill_rows: int = 512
     """Prompt positions in one sweep at most; a longer prompt is prefilled in chunks."""
+    tile_rows: int = TILE_ROWS
+    """Rows that go through a layer together at most; more of a sweep take turns, which bounds the workspace."""
+    activation_rows: int | None = None
+    """Rows of a sweep whose hidden states stay on the device between layers; None is all of them."""
+    activation_host_rows: int = 0
+    """Further rows whose hidden states are kept on the host, tile by tile."""
+    activation_disk_rows: int = 0
+    """Further rows whose hidden states are kept on disk."""
     schedule: Schedule = "continuous"
     """Which waiting requests join the running ones. "continuous": every one for which there is room. "zigzag": a block
     of max_sequences together, and the next block when all of it is done. "diagonal": a few in every sweep, so that the
@@ -69,10 +82,24 @@ class EngineConfig:
             raise ConfigError(f"dtype is '{self.dtype}'; it must be one of {', '.join(DTYPES)}")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
-        for name in ("max_sequences", "prefill_rows"):
+        for name in ("max_sequences", "prefill_rows", "tile_rows"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_queued", "kv_host_tokens", "kv_disk_tokens"):
+        for name in (
+            "max_queued",
+            "kv_host_tokens",
+            "kv_disk_tokens",
+            "activation_host_rows",
+            "activation_disk_rows",
+        ):
             _at_least(name, getattr(self, name), 0)
+        if self.activation_rows is not None:
+            _at_least("activation_rows", self.activation_rows, 0)
+        elif self.activation_host_rows or self.activation_disk_rows:
+            raise ConfigError("activation_host_rows or activation_disk_rows is set, and activation_rows is not: set it")
+        if self.kv_dtype not in ("auto", "int4"):
+            raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
+        if not 0 < self.value_share <= 1:
+            raise ConfigError(f"value_share is {self.value_share}; it must be above 0 and at most 1")
         if self.schedule not in get_args(Schedule):
             raise ConfigError(f"schedule is '{self.schedule}'; it must be one of {', '.join(get_args(Schedule))}")
         for tier in self.weights or ():

@@ -58,6 +58,7 @@ class FileTable:
             at = i * width * dtype.itemsize
             piece = ReadPiece(self._file, self._info.offset + row * row_bytes, width, stored, at, dtype)
             piece.run(flat, self._bounce)
+        self._file.check()
         return self._device.from_host(found[places])
 
 
@@ -102,6 +103,7 @@ def _copy(layout: UnitLayout, place: Tensor, at: TierName) -> Callable[[Slot], o
 
     def keep(slot: Slot) -> None:
         (values,) = layout.views(slot.content if at == "device" else slot.host).values()
+        assert isinstance(values, Tensor), "embedding tables are never in codes"
         place.copy_(values)
 
     return keep

@@ -60,12 +60,17 @@ class Engine:
         self.tiers = parts.tiers
         self.context = parts.context
         self._executor = parts.executor
-        self._source, self._sink = parts.source(), parts.sink()
+        self._source, self._sink = parts.source(), parts.sink
         self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
         self._homes = parts.homes
         self._layers = range(self.spec.n_layers)
         self._scheduler = Scheduler(
-            self._homes, self._layers, self.config.max_sequences, self.config.prefill_rows, self.config.schedule
+            self._homes,
+            self._layers,
+            self.config.max_sequences,
+            self.config.prefill_rows,
+            self.config.schedule,
+            self.config.tile_rows,
         )
         self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
@@ -182,12 +187,12 @@ class Engine:
         if not shares:
             return False
         started = time.perf_counter()
-        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, self._sink)
+        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, self._sink())
         try:
             logits = self._executor.run(sweep)
         except CohortError as error:  # the others' KV is as it was, so they go on in the next sweep
             harmed = {id(blocks) for blocks in error.blocks}
-            self._fail([share.sequence for share in shares if id(share.sequence.blocks) in harmed], error.reason)
+            self._fail([each for each in self._scheduler.running if id(each.blocks) in harmed], error.reason)
             return True
         except HeliosError as error:
             self._fail([share.sequence for share in shares], error)

@@ -1,12 +1,12 @@
 """The executor: takes a sweep's sequences through its layers. The only loop over layers there is."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from .batch import Batch, BatchBuilder, Tile
+from .activations import Activations
+from .batch import BatchBuilder
 from .block import DecoderBlock
 from .sweep import Sweep
 from .weight_store import WeightStore
@@ -15,32 +15,33 @@ from .weight_store import WeightStore
 class Executor:
     """Runs sweeps of one model on one device."""
 
-    def __init__(self, block: DecoderBlock, weights: WeightStore, batches: BatchBuilder) -> None:
+    def __init__(
+        self, block: DecoderBlock, weights: WeightStore, batches: BatchBuilder, activations: Activations
+    ) -> None:
         self.block = block
         self.weights = weights
         self.batches = batches
+        self.activations = activations
 
     @torch.inference_mode()
     def run(self, sweep: Sweep) -> Tensor:
-        """Do the sweep and return what its sink made of it. The sequences' KV then reaches their share's end."""
+        """Do the sweep and return what its sink made of it. The sequences' KV then reaches their share's end.
+
+        Raises CohortError if the KV of some sequences could not be had, any other HeliosError if the sweep cannot be
+        done at all. Nothing of the sequences has changed then.
+        """
         self.weights.expect(sweep.layers, head=any(share.logit_rows for share in sweep.shares))
         batch = self.batches.build(sweep.shares, sweep.layers)
-        hidden = sweep.source(batch)
+        states, rows = self.activations, len(batch.token_ids)
+        states.begin(batch.tiles)
+        states.step(lambda tile, _: sweep.source(batch, tile))
         for layer in sweep.layers:
-            with self.weights.attention(layer) as attention:
-                hidden = _by_tiles(batch, hidden, partial(self.block.attention, attention, layer))
-            with self.weights.mlp(layer) as mlp:
-                hidden = _by_tiles(batch, hidden, partial(self.block.mlp, mlp))
-        result = sweep.sink(batch, hidden)
+            with self.weights.attention(layer, rows) as attention:
+                states.step(partial(self.block.attention, attention, layer))
+            with self.weights.mlp(layer, rows) as mlp:
+                states.step(partial(self.block.mlp, mlp))
+        states.end(sweep.sink.take)
+        result = sweep.sink.result(batch)
         for share in sweep.shares:
             share.sequence.kv.set(sweep.layers, share.start + share.count)
         return result
-
-
-def _by_tiles(batch: Batch, hidden: Tensor, step: Callable[[Tile, Tensor], Tensor]) -> Tensor:
-    """``step`` on the hidden states [R, H] of each tile; its result takes their place."""
-    if len(batch.tiles) == 1:
-        return step(batch.tiles[0], hidden)
-    for tile in batch.tiles:
-        hidden[tile.rows] = step(tile, hidden[tile.rows])
-    return hidden

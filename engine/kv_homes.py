@@ -73,7 +73,7 @@ class ResidentKV:
         self.pool = BlockPool(n_blocks)
         shape = layout.pool_shape(n_blocks)
         # Zeroed, since attention multiplies what it masks by 0, and 0 * NaN is NaN; it also takes the page faults now.
-        self._pools = [tier.allocate(shape, layout.dtype, "kv").zero_() for _ in range(n_layers)]
+        self._pools = [tier.allocate(shape, layout.form.dtype, "kv").zero_() for _ in range(n_layers)]
 
     def tables(self, extents: Sequence[Extent]) -> list[list[int]]:
         return [extent.blocks for extent in extents]
@@ -134,9 +134,10 @@ class StagedKV:
     def open(self, layer: int, cohort: int) -> Iterator[Tensor]:
         moves, stores = self._cohorts[cohort], None
         slot = self._ring.acquire((layer, cohort))
-        rows, columns = self.layout.pool_shape(moves.n_blocks)
+        layout = self.layout
+        content = slot.content[: moves.n_blocks * layout.block_bytes].view(layout.form.dtype)
         try:
-            yield slot.content[: moves.n_blocks * self.layout.block_bytes].view(self.layout.dtype).view(rows, columns)
+            yield content.view(layout.pool_shape(moves.n_blocks))
             stores = self._recipe(layer, moves, moves.stores, store=True)
         finally:
             self._ring.release((layer, cohort), stores)

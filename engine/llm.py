@@ -31,6 +31,12 @@ class LLM:
         self.engine = Engine.load(_config(model, config), progress)
         self._ids = itertools.count()
 
+    @classmethod
+    def of(cls, config: EngineConfig) -> "LLM":
+        """From a whole configuration."""
+        given = {field.name: getattr(config, field.name) for field in fields(config)}
+        return cls(given.pop("model"), **given)
+
     def close(self) -> None:
         """Give memory, threads and files back now rather than when the object is collected."""
         self.engine.close()

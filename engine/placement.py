@@ -3,12 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
-
 from .config import TierName
 from .errors import ConfigError
+from .sizes import Sizes
 from .spec import ModelSpec
-from .units import Unit, matrix_bytes, units
+from .units import Unit, units
 
 Placement = Mapping[Unit, TierName]
 """The tier of every unit of ``units.units``. A tied head is on the device if and only if the embedding is."""
@@ -57,27 +56,27 @@ def grouped(placement: Placement) -> dict[TierName, list[str]]:
     return tiers
 
 
-def fill(spec: ModelSpec, dtype: torch.dtype, room_bytes: int) -> dict[Unit, TierName]:
+def fill(sizes: Sizes, room_bytes: int) -> dict[Unit, TierName]:
     """Units on the device up to ``room_bytes``, the others on disk.
 
     Those on disk are spread evenly over the sweep, so that the disk is never idle while the device computes on a long
     run of resident layers and the slots are full.
     """
-    sizes = {unit: matrix_bytes(spec, unit, dtype) for unit in units(spec.n_layers)}
-    if sum(sizes.values()) <= room_bytes:
-        return dict.fromkeys(sizes, "device")
-    placement: dict[Unit, TierName] = dict.fromkeys(sizes, "disk")
-    if not spec.tied and sizes[Unit("embedding")] > 0:  # a token needs one row of it, which is quickly read
-        visited = [unit for unit in sizes if unit.kind != "embedding"]
+    spec, of = sizes.spec, {unit: sizes.matrices(unit) for unit in units(sizes.spec.n_layers)}
+    if sum(of.values()) <= room_bytes:
+        return dict.fromkeys(of, "device")
+    placement: dict[Unit, TierName] = dict.fromkeys(of, "disk")
+    if not spec.tied and of[Unit("embedding")] > 0:  # a token needs one row of it, which is quickly read
+        visited = [unit for unit in of if unit.kind != "embedding"]
     else:
-        visited = [unit for unit in sizes if unit.kind != "head"]
-    share = _largest_share(lambda s: sum(sizes[unit] for unit in _spread(visited, sizes, s)), room_bytes)
-    for unit in _spread(visited, sizes, share):
+        visited = [unit for unit in of if unit.kind != "head"]
+    share = _largest_share(lambda s: sum(of[unit] for unit in _spread(visited, of, s)), room_bytes)
+    for unit in _spread(visited, of, share):
         placement[unit] = "device"
-    left = room_bytes - sum(sizes[unit] for unit, tier in placement.items() if tier == "device")
-    for unit in sorted(visited, key=lambda unit: -sizes[unit]):  # what is left may hold one more
-        if placement[unit] == "disk" and sizes[unit] <= left:
-            placement[unit], left = "device", left - sizes[unit]
+    left = room_bytes - sum(of[unit] for unit, tier in placement.items() if tier == "device")
+    for unit in sorted(visited, key=lambda unit: -of[unit]):  # what is left may hold one more
+        if placement[unit] == "disk" and of[unit] <= left:
+            placement[unit], left = "device", left - of[unit]
     if spec.tied:
         placement[Unit("head")] = placement[Unit("embedding")]
     return placement

@@ -9,8 +9,8 @@ waits at the head of the queue, to be prefilled again with what it has generated
 from collections import deque
 from collections.abc import Sequence as Seq
 
-from .batch import TILE_ROWS, Share
-from .config import Schedule
+from .batch import Share
+from .config import TILE_ROWS, Schedule
 from .kv import blocks_for
 from .kv_homes import KVHome
 from .sequence import Sequence, Status
@@ -70,7 +70,7 @@ class Diagonal(Admission):
         self._step = 1.0
 
     def begin(self, running: Seq[Sequence]) -> None:
-        self._credit = min(self._credit + self._step, max(1.0, self._step))
+        self._credit = min(self._credit, 1.0) + self._step  # what is left of one is kept, or B / n would be rounded
 
     def admits(self, sequence: Sequence, running: Seq[Sequence]) -> bool:
         self._step = self._block / max(1, sequence.longest - sequence.n_prompt)
@@ -97,8 +97,10 @@ class Scheduler:
         max_sequences: int,
         prefill_rows: int,
         schedule: Schedule = "continuous",
+        tile_rows: int = TILE_ROWS,
     ) -> None:
-        """A sequence goes to the first of ``homes`` that has room for it."""
+        """A sequence goes to the first of ``homes`` that has room for it, and adds ``tile_rows`` to a sweep at most."""
+        self.tile_rows = tile_rows
         self.admission = admission(schedule, max_sequences)
         self.homes = homes
         self.layers = layers
@@ -142,7 +144,7 @@ class Scheduler:
         if missing == 1:
             shares.append(Share(sequence, start, 1, 1))
             return 0
-        count = min(missing, budget, TILE_ROWS)
+        count = min(missing, budget, self.tile_rows)
         if count > 0:
             shares.append(Share(sequence, start, count, 1 if count == missing else 0))
         return count

@@ -9,9 +9,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from .batch import Batch, Share
+from .batch import Batch, Share, Tile
 from .block import normalise
 from .device import Device
 from .embedding import Embedding
@@ -20,15 +21,23 @@ from .weight_store import WeightStore
 
 
 class Source(Protocol):
-    """Gives the hidden states [R, H] that enter the first layer of a sweep."""
+    """Gives the hidden states that enter the first layer of a sweep."""
 
-    def __call__(self, batch: Batch) -> Tensor: ...
+    def __call__(self, batch: Batch, tile: Tile) -> Tensor:
+        """Those of a tile, [rows, H]."""
+        ...
 
 
 class Sink(Protocol):
-    """Takes the hidden states [R, H] that leave the last layer of a sweep; what it returns is the sweep's result."""
+    """Takes the hidden states that leave the last layer of a sweep."""
 
-    def __call__(self, batch: Batch, hidden: Tensor) -> Tensor: ...
+    def take(self, tile: Tile, hidden: Tensor) -> None:
+        """Those of a tile, [rows, H], which are not kept; tiles come in order."""
+        ...
+
+    def result(self, batch: Batch) -> Tensor:
+        """What became of all tiles: the sweep's result."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +55,34 @@ class EmbedTokens:
 
     embedding: Embedding
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return self.embedding(batch.token_ids, batch.positions)
+    def __call__(self, batch: Batch, tile: Tile) -> Tensor:
+        return self.embedding(batch.token_ids[tile.rows], batch.positions[tile.rows])
 
 
-@dataclass(frozen=True, slots=True)
 class ExitHead:
-    """Sink: final norm and LM head on the rows whose logits are wanted. Returns logits [wanted rows, V]."""
+    """Sink: final norm and LM head on the rows whose logits are wanted. Gives logits [wanted rows, V]."""
 
-    spec: ModelSpec
-    device: Device
-    weights: WeightStore
+    def __init__(self, spec: ModelSpec, device: Device, weights: WeightStore) -> None:
+        self._spec, self._device, self._weights = spec, device, weights
+        self._wanted: list[Tensor] = []
 
-    def __call__(self, batch: Batch, hidden: Tensor) -> Tensor:
-        if batch.logit_index is not None:
-            hidden = hidden.index_select(0, batch.logit_index)
-        hidden = normalise(self.spec, self.weights.final_norm, hidden)
+    def take(self, tile: Tile, hidden: Tensor) -> None:
+        self._wanted.append(hidden if tile.wanted is None else hidden.index_select(0, tile.wanted))
+
+    def result(self, batch: Batch) -> Tensor:
+        hidden = self._wanted[0] if len(self._wanted) == 1 else torch.cat(self._wanted)
+        self._wanted = []
+        if batch.logit_order is not None:
+            hidden = hidden.index_select(0, batch.logit_order)
         if len(hidden) == 0:
-            return hidden.new_empty(0, self.spec.vocab_size)
-        pieces = self.weights.head_rows
+            return hidden.new_empty(0, self._spec.vocab_size)
+        hidden = normalise(self._spec, self._weights.final_norm, hidden)
+        pieces = self._weights.head_rows
         if len(pieces) == 1:
-            with self.weights.head(0) as matrix:
-                return self.device.linear(hidden, matrix)
-        logits = hidden.new_empty(len(hidden), self.spec.vocab_size)
+            with self._weights.head(0, len(hidden)) as matrix:
+                return self._device.linear(hidden, matrix)
+        logits = hidden.new_empty(len(hidden), self._spec.vocab_size)
         for i, rows in enumerate(pieces):
-            with self.weights.head(i) as matrix:
-                logits[:, rows.start : rows.stop] = self.device.linear(hidden, matrix)
+            with self._weights.head(i, len(hidden)) as matrix:
+                logits[:, rows.start : rows.stop] = self._device.linear(hidden, matrix)
         return logits

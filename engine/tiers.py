@@ -22,9 +22,14 @@ class Tier:
     """
 
     def __init__(
-        self, name: TierName, capacity_bytes: int, empty: Callable[[Sequence[int], torch.dtype], Tensor]
+        self,
+        name: TierName,
+        capacity_bytes: int,
+        empty: Callable[[Sequence[int], torch.dtype], Tensor],
+        remedy: str = "",
     ) -> None:
-        """``empty`` makes an uninitialised tensor there."""
+        """``empty`` makes an uninitialised tensor there; ``remedy`` is what a user can do when it is full."""
+        self.remedy = remedy
         self.name = name
         self.capacity_bytes = capacity_bytes
         self._empty = empty
@@ -71,8 +76,7 @@ class Tier:
         if size > self.free_bytes:
             raise OutOfMemoryError(
                 f"tier '{self.name}' has {format_bytes(self.free_bytes)} left of {format_bytes(self.capacity_bytes)}; "
-                f"{format_bytes(size)} more were asked for {use}. Raise the memory limit, lower kv_tokens or "
-                f"max_sequences, or use a smaller model or dtype"
+                f"{format_bytes(size)} more were asked for {use}. {self.remedy}"
             )
 
 

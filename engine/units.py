@@ -5,7 +5,7 @@ The matrices of a unit may be anywhere. Its norms and biases, a few KiB, always 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from .checkpoint.index import Checkpoint, TensorInfo
 from .checkpoint.layout import FusedTensor, Group, Naming, attention_group, embedding_group, head_group, mlp_group
+from .quant.format import Quantisation
+from .quant.matrix import StoredMatrix
+from .quant.stored import ALIGNMENT, FusedCodes
 from .spec import ModelSpec
 from .storage.direct import ALIGN, PIECE_BYTES, Bounce, SourceFile
 from .storage.ring import Recipe
@@ -49,16 +52,17 @@ def group_of(spec: ModelSpec, unit: Unit) -> Group:
     return embedding_group(spec) if unit.kind == "embedding" else head_group(spec)
 
 
-def matrix_bytes(spec: ModelSpec, unit: Unit, dtype: torch.dtype) -> int:
-    """Bytes of what may be placed elsewhere: of the embedding its tables, of a tied head nothing."""
-    group = group_of(spec, unit)
-    chosen = group if unit.kind == "embedding" else [tensor for tensor in group if tensor.name in MATRICES]
-    return sum(tensor.size for tensor in chosen) * dtype.itemsize
+def is_matrix(unit: Unit, name: str) -> bool:
+    """Whether a tensor of the unit's group may be placed elsewhere; the others are its norms and biases."""
+    return unit.kind == "embedding" or name in MATRICES
 
 
-def small_bytes(spec: ModelSpec, unit: Unit, dtype: torch.dtype) -> int:
-    """Bytes of a unit's norms and biases."""
-    return sum(tensor.size for tensor in group_of(spec, unit)) * dtype.itemsize - matrix_bytes(spec, unit, dtype)
+def held_bytes(spec: ModelSpec, unit: Unit, dtype: torch.dtype, quantisation: Quantisation | None) -> int:
+    """Bytes of a unit's matrices as they are held: in the compute dtype, or in codes."""
+    matrices = [tensor for tensor in group_of(spec, unit) if is_matrix(unit, tensor.name)]
+    if quantisation:
+        return sum(quantisation.nbytes(tensor, dtype.itemsize) for tensor in matrices)
+    return sum(tensor.size for tensor in matrices) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,35 @@ class Placed:
     dtype: torch.dtype
     at: int
 
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, content: Tensor) -> Tensor:
+        return content[self.at : self.at + self.n_bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCodes:
+    """A quantised matrix in a slot at byte ``at``."""
+
+    name: str
+    codes: FusedCodes
+    at: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.codes.nbytes
+
+    def view(self, content: Tensor) -> StoredMatrix:
+        return self.codes.matrix(content[self.at : self.at + self.n_bytes])
+
 
 @dataclass(frozen=True, slots=True)
 class UnitLayout:
     """How the matrices of a unit lie in a slot, and what to read where."""
 
-    tensors: tuple[Placed, ...]
+    tensors: tuple[Placed | PlacedCodes, ...]
     recipe: Recipe
 
     @property
@@ -111,15 +138,11 @@ class UnitLayout:
     @property
     def tensor_bytes(self) -> int:
         """Bytes of the tensors alone."""
-        return sum(math.prod(placed.shape) * placed.dtype.itemsize for placed in self.tensors)
+        return sum(placed.n_bytes for placed in self.tensors)
 
-    def views(self, content: Tensor) -> dict[str, Tensor]:
+    def views(self, content: Tensor) -> dict[str, Tensor | StoredMatrix]:
         """The tensors, by name, as views of a filled slot's ``content``."""
-        views = {}
-        for placed in self.tensors:
-            end = placed.at + math.prod(placed.shape) * placed.dtype.itemsize
-            views[placed.name] = content[placed.at : end].view(placed.dtype).view(placed.shape)
-        return views
+        return {placed.name: placed.view(content) for placed in self.tensors}
 
 
 class Layouts:
@@ -127,10 +150,11 @@ class Layouts:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
-        self._largest = max(matrix_bytes(spec, Unit(kind), dtype) for kind in ("attention", "mlp")) // dtype.itemsize
         self._naming = Naming.of(checkpoint.names)
         self._dtype = dtype
         self._files: dict[Path, SourceFile] = {}
+        self.quantisation = Quantisation.of(checkpoint.directory)
+        self._largest = max(held_bytes(spec, Unit(kind), dtype, self.quantisation) for kind in ("attention", "mlp"))
 
     def info(self, source: str) -> TensorInfo:
         """Where the tensor with that name of ``checkpoint.layout`` lies."""
@@ -143,58 +167,65 @@ class Layouts:
 
     def of(self, tensors: Sequence[FusedTensor]) -> UnitLayout:
         """All of these tensors one behind the other, each as far from an aligned byte as its first part is on disk."""
-        placed, pieces, cursor = [], [], 0
+        placed: list[Placed | PlacedCodes] = []
+        pieces: list[ReadPiece] = []
+        cursor = 0
         for tensor in tensors:
-            infos = [self.info(part.source) for part in tensor.parts]
-            at = -(-cursor // ALIGN) * ALIGN + _phase(infos[0])
-            placed.append(Placed(tensor.name, tensor.shape, self._dtype, at))
-            width = tensor.size // tensor.shape[0] * self._dtype.itemsize
-            for part, info in zip(tensor.parts, infos, strict=True):
-                pieces += self._pieces(info, at + part.row * width)
-            cursor = at + tensor.size * self._dtype.itemsize
+            start = -(-cursor // ALIGN) * ALIGN
+            if self.quantisation and self.quantisation.covers(tensor):
+                codes = FusedCodes.of(self._checkpoint, self._naming, tensor, self.quantisation.scheme)
+                start += _phase(codes.infos[0][0], ALIGNMENT)
+                placed.append(PlacedCodes(tensor.name, codes, start))
+                for info, at in codes.places():
+                    pieces += self._pieces(info, start + at, info.dtype)
+            else:
+                infos = [self.info(part.source) for part in tensor.parts]
+                start += _phase(infos[0], self._dtype.itemsize)
+                placed.append(Placed(tensor.name, tensor.shape, self._dtype, start))
+                width = tensor.size // tensor.shape[0] * self._dtype.itemsize
+                for part, info in zip(tensor.parts, infos, strict=True):
+                    pieces += self._pieces(info, start + part.row * width, self._dtype)
+            cursor = start + placed[-1].n_bytes
         return self._layout(placed, pieces, cursor)
 
     def row_ranges(self, shape: tuple[int, ...]) -> list[range]:
         """The rows of a large table, cut into ranges no larger than the largest unit of a layer."""
-        step = max(1, self._largest // shape[1])
+        step = max(1, self._largest // (shape[1] * self._dtype.itemsize))
         return [range(row, min(row + step, shape[0])) for row in range(0, shape[0], step)]
 
     def rows(self, name: str, info: TensorInfo, rows: range) -> UnitLayout:
-        """Some rows of one checkpoint tensor."""
+        """Some rows of one checkpoint tensor, which is not in codes."""
         width = info.nbytes // info.shape[0]
-        part = TensorInfo(
-            info.name,
-            info.file,
-            info.offset + rows.start * width,
-            len(rows) * width,
-            info.dtype,
-            (len(rows), *info.shape[1:]),
+        part = replace(
+            info,
+            offset=info.offset + rows.start * width,
+            nbytes=len(rows) * width,
+            shape=(len(rows), *info.shape[1:]),
         )
-        at = _phase(part)
-        size = math.prod(part.shape) * self._dtype.itemsize
-        placed = [Placed(name, part.shape, self._dtype, at)]
-        return self._layout(placed, self._pieces(part, at), at + size)
+        placed = Placed(name, part.shape, self._dtype, _phase(part, self._dtype.itemsize))
+        pieces = self._pieces(part, placed.at, self._dtype)
+        return self._layout([placed], pieces, placed.at + placed.n_bytes)
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
 
-    def _layout(self, placed: list[Placed], pieces: list[ReadPiece], n_bytes: int) -> UnitLayout:
+    def _layout(self, placed: list[Placed | PlacedCodes], pieces: list[ReadPiece], n_bytes: int) -> UnitLayout:
         files = tuple({piece.file.path: piece.file for piece in pieces}.values())
         return UnitLayout(tuple(placed), Recipe(n_bytes, tuple(pieces), files=files))
 
-    def _pieces(self, info: TensorInfo, at: int) -> list[ReadPiece]:
+    def _pieces(self, info: TensorInfo, at: int, dtype: torch.dtype) -> list[ReadPiece]:
         """Reads of at most PIECE_BYTES that begin at multiples of it in the file."""
         file, stored, offset, end = self.file(info), info.dtype, info.offset, info.offset + info.nbytes
         pieces = []
         while offset < end:
             stop = min(end, (offset // PIECE_BYTES + 1) * PIECE_BYTES)
-            count = (stop - offset) // stored.itemsize
-            pieces.append(ReadPiece(file, offset, count, stored, at, self._dtype))
-            offset, at = offset + count * stored.itemsize, at + count * self._dtype.itemsize
+            count = -(-(stop - offset) // stored.itemsize)  # up, where a header was not padded
+            pieces.append(ReadPiece(file, offset, count, stored, at, dtype))
+            offset, at = offset + count * stored.itemsize, at + count * dtype.itemsize
         return pieces
 
 
-def _phase(info: TensorInfo) -> int:
-    """How far from an aligned byte a tensor should lie to be read in place."""
-    return info.offset % ALIGN if info.offset % 8 == 0 else 0
+def _phase(info: TensorInfo, alignment: int) -> int:
+    """How far from an aligned byte a tensor should lie to be read in place; 0 if it may not lie there."""
+    return info.offset % ALIGN if info.offset % max(alignment, 8) == 0 else 0

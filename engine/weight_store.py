@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from .checkpoint.index import Checkpoint
-from .checkpoint.layout import check
 from .device import Device, Slot
 from .embedding import Embedding
 from .loading import Load, run_loads
 from .placement import Placement
+from .quant.matrix import QuantisedMatrix, StoredMatrix
+from .quant.ready import Expander, keep
 from .spec import ModelSpec
 from .storage.ring import Recipe, Ring
 from .tiers import Tiers, take_slots
-from .units import MATRICES, Layouts, Unit, UnitLayout, group_of, units
-from .weights import AttentionWeights, MlpWeights, NormWeights, attention_weights, mlp_weights, norm_weights
+from .units import Layouts, Unit, UnitLayout, group_of, is_matrix, units
+from .weights import AttentionWeights, Matrix, MlpWeights, NormWeights, attention_weights, mlp_weights, norm_weights
 
 
 class WeightStore:
@@ -24,31 +25,34 @@ class WeightStore:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        layouts: Layouts,
         spec: ModelSpec,
         device: Device,
         tiers: Tiers,
         placement: Placement,
         *,
         n_slots: int,
+        expansion_bytes: int = 0,
         read_ahead: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Load what is resident. ``n_slots`` are for what is not; ``progress`` is told of the bytes loaded.
+        """Load what is resident. ``n_slots`` are for what is not, ``expansion_bytes`` for the codes of a quantised
+        unit to be expanded into; ``progress`` is told of the bytes loaded.
 
-        Raises CheckpointError for a checkpoint that does not fit the spec, OutOfMemoryError.
+        ``layouts`` are those of a checkpoint that ``check_model`` accepts. Raises CheckpointError, OutOfMemoryError.
         """
-        check(checkpoint, spec)
+        self._layouts = layouts
         self._spec, self._device, self._tiers = spec, device, tiers
-        self._layouts = Layouts(checkpoint, spec, device.dtype)
-        self._kept: dict[Unit, dict[str, Tensor]] = {}
-        """Tensors that stay where the model computes: all of a resident unit, the norms and biases of any other."""
+        self._expander = self._open_expander(expansion_bytes)
+        self._small: dict[Unit, dict[str, Tensor]] = {}
+        """Norms and biases, which stay where the model computes."""
+        self._kept: dict[Unit, dict[str, Tensor | QuantisedMatrix]] = {}
+        """Matrices that stay there."""
         self._streamed: dict[Unit, UnitLayout] = {}
         self.embedding = Embedding(spec, self._layouts, device, tiers, placement[Unit("embedding")])
         loads = list(self.embedding.loads)
         for unit in units(spec.n_layers)[1:]:
-            small = [tensor for tensor in group_of(spec, unit) if tensor.name not in MATRICES]
-            loads.append(self._kept_load(unit, self._layouts.of(small)))
+            loads.append(self._small_load(unit))
             for part, layout in self._matrices(unit, placement):
                 if placement[unit] == "device":
                     loads.append(self._kept_load(part, layout))
@@ -58,13 +62,13 @@ class WeightStore:
                     self._streamed[part] = layout
         run_loads(loads, device, tiers, progress)
         if spec.tied and placement[Unit("embedding")] == "device":
-            self._kept[Unit("head")]["lm_head.weight"] = self.embedding.tokens
+            self._kept[Unit("head")] = {"lm_head.weight": self.embedding.tokens}
         self._order = [unit for unit in self._visits(range(spec.n_layers), True) if unit in self._streamed]
         self._ring = self._open_ring(n_slots, read_ahead) if self._streamed else None
 
     @property
     def final_norm(self) -> NormWeights:
-        return norm_weights(self._kept[Unit("head")])
+        return norm_weights(self._small[Unit("head")])
 
     def expect(self, layers: range, head: bool) -> None:
         """A sweep through ``layers`` begins; ``head`` tells whether it will want logits. Reading ahead follows that."""
@@ -72,40 +76,53 @@ class WeightStore:
             self._ring.expect([unit for unit in self._visits(layers, head) if unit in self._streamed], self._order)
 
     @contextmanager
-    def attention(self, layer: int) -> Iterator[AttentionWeights]:
-        """The attention weights of a layer, for as long as the context is open."""
-        with self._open(Unit("attention", layer)) as tensors:
-            yield attention_weights(tensors)
+    def attention(self, layer: int, rows: int) -> Iterator[AttentionWeights]:
+        """The attention weights of a layer, for a sweep of ``rows``, for as long as the context is open."""
+        unit = Unit("attention", layer)
+        with self._open(unit, rows) as matrices:
+            yield attention_weights(self._small[unit], matrices)
 
     @contextmanager
-    def mlp(self, layer: int) -> Iterator[MlpWeights]:
+    def mlp(self, layer: int, rows: int) -> Iterator[MlpWeights]:
         """The MLP weights of a layer, likewise."""
-        with self._open(Unit("mlp", layer)) as tensors:
-            yield mlp_weights(tensors)
+        unit = Unit("mlp", layer)
+        with self._open(unit, rows) as matrices:
+            yield mlp_weights(self._small[unit], matrices)
 
     @contextmanager
-    def head(self, piece: int) -> Iterator[Tensor]:
-        """Rows ``head_rows[piece]`` of the LM head [rows, H], likewise."""
-        with self._open(Unit("head", piece)) as tensors:
-            yield tensors["lm_head.weight"]
+    def head(self, piece: int, rows: int) -> Iterator[Matrix]:
+        """Rows ``head_rows[piece]`` of the LM head [rows of it, H], likewise."""
+        with self._open(Unit("head", piece), rows) as matrices:
+            yield matrices["lm_head.weight"]
 
     def close(self) -> None:
-        """Stop reading ahead and close the files."""
+        """Stop reading ahead."""
         if self._ring:
             self._ring.close()
-        self._layouts.close()
 
     @contextmanager
-    def _open(self, unit: Unit) -> Iterator[Mapping[str, Tensor]]:
+    def _open(self, unit: Unit, rows: int) -> Iterator[Mapping[str, Matrix]]:
         layout = self._streamed.get(unit)
         if layout is None or self._ring is None:
-            yield self._kept[unit]
+            yield self._ready(self._kept[unit], rows)
             return
         slot = self._ring.acquire(unit)
         try:
-            yield self._kept.get(unit, {}) | layout.views(slot.content)
+            yield self._ready(layout.views(slot.content), rows)
         finally:
             self._ring.release(unit)
+
+    def _ready(self, matrices: Mapping[str, Tensor | QuantisedMatrix], rows: int) -> Mapping[str, Matrix]:
+        if self._expander:
+            return self._expander.ready(matrices, rows)
+        return cast(Mapping[str, Matrix], matrices)  # without quantisation there are only tensors
+
+    def _open_expander(self, expansion_bytes: int) -> Expander | None:
+        if self._layouts.quantisation is None:
+            return None
+        self._tiers["device"].hold(Expander.workspace_bytes(), "workspace")
+        dtype = self._device.dtype
+        return Expander(self._tiers["device"].allocate((expansion_bytes // dtype.itemsize,), dtype, "workspace"))
 
     def _visits(self, layers: range, head: bool) -> Iterator[Unit]:
         for layer in layers:
@@ -119,11 +136,14 @@ class WeightStore:
         """What is placed of a unit: one layout, or those of the head's pieces; none of a head that is the embedding."""
         spec = self._spec
         if unit.kind != "head":
-            return [(unit, self._layouts.of([tensor for tensor in group_of(spec, unit) if tensor.name in MATRICES]))]
+            return [(unit, self._layouts.of([t for t in group_of(spec, unit) if is_matrix(unit, t.name)]))]
         shape = (spec.vocab_size, spec.hidden_size)
         if spec.tied and placement[unit] == "device":
             self.head_rows = [range(spec.vocab_size)]
             return []
+        if self._layouts.quantisation and self._layouts.quantisation.lm_head:
+            self.head_rows = [range(spec.vocab_size)]
+            return [(unit, self._layouts.of([t for t in group_of(spec, unit) if is_matrix(unit, t.name)]))]
         self.head_rows = self._layouts.row_ranges(shape)
         holder = group_of(spec, Unit("embedding") if spec.tied else unit)
         source = next(tensor.parts[0].source for tensor in holder if tensor.shape == shape)
@@ -131,24 +151,37 @@ class WeightStore:
         pieces = [self._layouts.rows("lm_head.weight", info, rows) for rows in self.head_rows]
         return [(Unit("head", i), layout) for i, layout in enumerate(pieces)]
 
+    def _small_load(self, unit: Unit) -> Load:
+        layout = self._layouts.of([t for t in group_of(self._spec, unit) if not is_matrix(unit, t.name)])
+        self._tiers["device"].hold(layout.tensor_bytes, "weights")
+
+        def copy(slot: Slot) -> None:
+            views = layout.views(slot.content)
+            self._small[unit] = {name: view.clone() for name, view in views.items() if isinstance(view, Tensor)}
+
+        return Load(layout, copy)
+
     def _kept_load(self, unit: Unit, layout: UnitLayout) -> Load:
         self._tiers["device"].hold(layout.tensor_bytes, "weights")
 
-        def keep(slot: Slot) -> None:
-            kept = self._kept.setdefault(unit, {})
-            for name, tensor in layout.views(slot.content).items():
-                kept[name] = self._device.keep_matrix(tensor) if name in MATRICES else tensor.clone()
+        def copy(slot: Slot) -> None:
+            self._kept[unit] = {name: self._keep(view) for name, view in layout.views(slot.content).items()}
 
-        return Load(layout, keep)
+        return Load(layout, copy)
+
+    def _keep(self, matrix: Tensor | StoredMatrix) -> Tensor | QuantisedMatrix:
+        if isinstance(matrix, StoredMatrix):
+            return keep(matrix, self._device.dtype)
+        return self._device.keep_matrix(matrix)
 
     def _host_load(self, unit: Unit, layout: UnitLayout) -> Load:
         host = self._tiers["host"].allocate((layout.n_bytes,), torch.uint8, "weights")
         self._streamed[unit] = UnitLayout(layout.tensors, Recipe(layout.n_bytes, source=host))
 
-        def keep(slot: Slot) -> None:
+        def copy(slot: Slot) -> None:
             host.copy_(slot.host[: layout.n_bytes])
 
-        return Load(layout, keep)
+        return Load(layout, copy)
 
     def _open_ring(self, n_slots: int, read_ahead: bool) -> Ring[Unit]:
         size = max(layout.n_bytes for layout in self._streamed.values())

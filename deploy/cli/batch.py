@@ -42,6 +42,7 @@ def batch(
     context: o.Context = None,
     max_sequences: o.MaxSequences = None,
     threads: o.Threads = None,
+    pairs: o.Set = None,
 ) -> None:
     """Run every line of a file, in whatever order they finish.
 
@@ -53,6 +54,8 @@ def batch(
     Examples:
 
         helios batch prompts.jsonl -o results.jsonl --max-tokens 64 -t 0
+
+        helios batch prompts.jsonl -o results.jsonl --memory 2GiB --max-sequences 64 --set kv_disk_tokens=20000
 
         echo '{"id": 1, "prompt": "Hello"}' > in.jsonl && helios batch in.jsonl -o out.jsonl
     """
@@ -74,8 +77,14 @@ def batch(
         ignore_eos=ignore_eos,
     )
     defaults = local_params(sampling)
-    engine = o.given(
-        device=device, dtype=dtype, memory=memory, context=context, max_sequences=max_sequences, threads=threads
+    engine = o.settings(
+        pairs,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+        context=context,
+        max_sequences=max_sequences,
+        threads=threads,
     )
     if out.exists() and lines.exists() and out.samefile(lines):
         raise ConfigError(f"{out} is the input too; choose another output file")

@@ -27,6 +27,7 @@ def chat(
     device: o.Device = None,
     dtype: o.Dtype = None,
     memory: o.Memory = None,
+    pairs: o.Set = None,
 ) -> None:
     """Talk with a model: on the running server if there is one, or with --offline on one loaded here.
 
@@ -37,7 +38,7 @@ def chat(
         helios chat --offline --model smollm2-135m-instruct -t 0.7
     """
     sampling = o.given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    engine = o.given(device=device, dtype=dtype, memory=memory)
+    engine = o.settings(pairs, device=device, dtype=dtype, memory=memory)
     if offline:
         local_params(sampling)
     source = _source(model, url, offline, engine)

@@ -35,6 +35,7 @@ def generate(
     memory: o.Memory = None,
     context: o.Context = None,
     threads: o.Threads = None,
+    pairs: o.Set = None,
 ) -> None:
     """Continue a prompt. Loads the model here, or asks a running server with --url.
 
@@ -43,6 +44,8 @@ def generate(
         helios generate "The capital of France is" -n 8 -t 0
 
         helios generate --chat "Write a haiku about disks"
+
+        helios generate "Hello" --memory 100MB --set context=512 --set kv_tokens=512
 
         helios generate - --url http://127.0.0.1:8000 --json < prompt.txt
     """
@@ -57,7 +60,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         ignore_eos=ignore_eos,
     )
-    engine = o.given(device=device, dtype=dtype, memory=memory, context=context, threads=threads)
+    engine = o.settings(pairs, device=device, dtype=dtype, memory=memory, context=context, threads=threads)
     if url is None:
         local_params(sampling)
     text = sys.stdin.read() if prompt == "-" else prompt

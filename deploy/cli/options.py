@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
+
+from engine.errors import ConfigError
 
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
@@ -46,6 +49,33 @@ Memory = Annotated[
 Context = Annotated[int | None, typer.Option(help="Longest prompt and output together.", rich_help_panel=_ENGINE)]
 MaxSequences = Annotated[int | None, typer.Option(help="Sequences in one sweep at most.", rich_help_panel=_ENGINE)]
 Threads = Annotated[int | None, typer.Option(help="Compute threads on a CPU.", rich_help_panel=_ENGINE)]
+
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other key of a model's configuration (docs/helios.yaml), such as kv_disk_tokens=200000 or "
+        "schedule=diagonal; may be repeated.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+
+def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """The engine flags that were set and the pairs of --set, as a configuration names them. Raises ConfigError."""
+    found = given(**flags)
+    for pair in pairs or []:
+        key, equals, text = pair.partition("=")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not key:
+            raise ConfigError(f"--set is '{pair}'; write it as KEY=VALUE, such as kv_dtype=int4")
+        found[key] = value
+    return found
 
 
 def given(**flags: Any) -> dict[str, Any]:

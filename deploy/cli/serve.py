@@ -32,6 +32,7 @@ def serve(
     context: o.Context = None,
     max_sequences: o.MaxSequences = None,
     threads: o.Threads = None,
+    pairs: o.Set = None,
 ) -> None:
     """Serve models over HTTP, by the OpenAI protocol. Flags override the configuration file.
 
@@ -41,8 +42,14 @@ def serve(
 
         helios serve config.yaml --port 9000 --detach
     """
-    engine = o.given(
-        device=device, dtype=dtype, memory=memory, context=context, max_sequences=max_sequences, threads=threads
+    engine = o.settings(
+        pairs,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+        context=context,
+        max_sequences=max_sequences,
+        threads=threads,
     )
     http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = configuration(config, model, engine, http, o.given(app=app, ray_address=ray_address))

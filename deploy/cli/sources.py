@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from engine.config import parse_bytes
 from engine.errors import ConfigError, HeliosError
 from engine.request import SamplingParams, Usage
 
@@ -97,12 +96,10 @@ def local_params(sampling: Mapping[str, Any], defaults: SamplingParams | None = 
 
 def load_llm(model: str, engine: Mapping[str, Any]) -> "LLM":
     """The model, loaded into this process. ``engine`` are flags named as in the configuration file."""
+    from actors.config import model_config
     from engine.llm import LLM
 
-    fields = dict(engine)
-    if "memory" in fields:
-        fields["memory_bytes"] = parse_bytes(fields.pop("memory"))
-    return LLM(model, **fields)
+    return LLM.of(model_config(model, engine).engine_config())
 
 
 def get_json(url: str, path: str) -> Any:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..weights import Matrix
+
 
 class Slot(Protocol):
     """A buffer that weights or KV pass through: a reader thread fills it while the model computes on another.
@@ -64,7 +66,7 @@ class Device(ABC):
         """A host tensor on the device."""
 
     @abstractmethod
-    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, rows: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """rows [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
 
     @abstractmethod

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..quant.matrix import PackedMatrix
+from ..weights import Matrix
 from .base import Device
 from .memory import available_bytes, page_aligned
 
@@ -49,7 +51,9 @@ class CpuDevice(Device):
     def from_host(self, values: Tensor) -> Tensor:
         return values
 
-    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, rows: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, PackedMatrix):
+            return weight.product(rows, bias)
         if weight.is_mkldnn:
             return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], ""))
         if not self._gemv or rows.shape[0] > 1:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..quant.matrix import PackedMatrix
+from ..weights import Matrix
 from .base import Device
 
 
@@ -34,7 +36,9 @@ class CudaDevice(Device):
     def from_host(self, values: Tensor) -> Tensor:
         return values.to(self.torch_device, non_blocking=True)
 
-    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, rows: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, PackedMatrix):
+            return weight.product(rows, bias)
         return F.linear(rows, weight, bias)
 
     def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

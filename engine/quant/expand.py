@@ -23,10 +23,10 @@ Scales = Callable[[slice, slice], tuple[Tensor, Tensor]]
 class Workspace:
     """Memory that expansions reuse, WORKSPACE_BYTES of it. One expansion at a time."""
 
-    def __init__(self) -> None:
-        self.halves = torch.empty(CHUNK, dtype=torch.uint8)
-        self.bytes = torch.empty(CHUNK, dtype=torch.uint8)
-        self.floats = torch.empty(CHUNK, dtype=torch.float32)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.halves = torch.empty(CHUNK, dtype=torch.uint8, device=device)
+        self.bytes = torch.empty(CHUNK, dtype=torch.uint8, device=device)
+        self.floats = torch.empty(CHUNK, dtype=torch.float32, device=device)
 
 
 def split_halves(packed: Tensor, low: Tensor, high: Tensor) -> None:

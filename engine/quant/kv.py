@@ -21,16 +21,26 @@ ENCODED_ELEMENTS = 2**18
 """Elements encoded at once, so that what is in between stays in the cache: 3 MiB."""
 
 
+def default_group(head_dim: int) -> int:
+    """The largest divisor of the head's size up to 64."""
+    return max(size for size in range(1, min(GROUP_SIZE, head_dim) + 1) if head_dim % size == 0)
+
+
+def kv_row_bytes(head_dim: int, group_size: int | None = None) -> int:
+    """Bytes of an encoded row."""
+    return head_dim // 2 + 4 * (head_dim // (group_size or default_group(head_dim)))
+
+
 class KVCodec:
     """Encodes and decodes head rows. Holds a workspace, so one thread uses it at a time."""
 
-    def __init__(self, head_dim: int, group_size: int | None = None) -> None:
+    def __init__(self, head_dim: int, group_size: int | None = None, device: torch.device | None = None) -> None:
         """Unless said, groups are of 64 elements, or of the largest divisor of ``head_dim`` below that.
 
         Raises ConfigError if groups do not fit.
         """
         self.head_dim = head_dim
-        fit = max(size for size in range(1, min(GROUP_SIZE, head_dim) + 1) if head_dim % size == 0)
+        fit = default_group(head_dim)
         self.group_size = fit if group_size is None else group_size
         if head_dim % 4:
             raise ConfigError(f"head_dim is {head_dim}; the KV cache is quantised for multiples of 4 only")
@@ -39,17 +49,17 @@ class KVCodec:
                 f"group_size is {self.group_size}; it must divide the head's {head_dim} elements, such as {fit}"
             )
         self._groups = head_dim // self.group_size
-        self._workspace = Workspace()
+        self._workspace = Workspace(device)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of an encoded row."""
-        return self.head_dim // 2 + 4 * self._groups
+        return kv_row_bytes(self.head_dim, self.group_size)
 
     def encode(self, heads: Tensor, out: Tensor | None = None) -> Tensor:
         """Encode heads [N, head_dim] of any floating-point type: uint8 [N, row_bytes], into ``out`` if given."""
         if out is None:
-            out = torch.empty((len(heads), self.row_bytes), dtype=torch.uint8)
+            out = torch.empty((len(heads), self.row_bytes), dtype=torch.uint8, device=heads.device)
         step = ENCODED_ELEMENTS // self.head_dim
         for start in range(0, len(heads), step):
             self._encode(heads[start : start + step], out[start : start + step])

@@ -80,13 +80,13 @@ class StoredMatrix(QuantisedMatrix):
     def packable(self, dtype: torch.dtype) -> bool:
         """Whether torch has a fast kernel for these codes and activations of ``dtype`` on this machine."""
         scheme, (rows, columns) = self.parts[0].scheme, self.shape
-        if dtype != torch.bfloat16 or len(self.parts) > 1 or scheme.dim == "output":
+        if self.parts[0].codes.is_cuda or dtype != torch.bfloat16 or len(self.parts) > 1 or scheme.dim == "output":
             return False
         if scheme.bits == 8:
             return scheme.group_of(self.shape) == columns and columns % INT8_COLUMNS == 0
         return scheme.group_of(self.shape) in INT4_GROUPS and rows % BLOCK_ROWS == 0 and int4_kernel_fits()
 
-    def pack(self, scales: Tensor | None = None) -> "Int4Matrix | Int8Matrix":
+    def pack(self, scales: Tensor | None = None) -> "PackedMatrix":
         """The same matrix for the kernel, sharing the codes; scales and minima of this one are not used any more.
 
         ``scales`` is memory for four-bit scales: bf16 [in / group, out, 2], as many bytes as scales and minima have.
@@ -97,7 +97,20 @@ class StoredMatrix(QuantisedMatrix):
         return Int8Matrix(self.parts[0]) if self.parts[0].scheme.bits == 8 else Int4Matrix(self.parts[0], scales)
 
 
-class Int4Matrix(QuantisedMatrix):
+class PackedMatrix(QuantisedMatrix):
+    """A matrix that a kernel multiplies by without expanding it."""
+
+    @abstractmethod
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """As ``linear``, by the kernel."""
+
+    def linear(self, rows: Tensor, bias: Tensor | None, buffer: Tensor, workspace: Workspace | None = None) -> Tensor:
+        if len(rows) > KERNEL_ROWS:
+            return super().linear(rows, bias, buffer, workspace)
+        return self.product(rows, bias)
+
+
+class Int4Matrix(PackedMatrix):
     """Four bits, groups along the input. Scales and zeros are bf16, for the kernel and the expansion alike."""
 
     def __init__(self, q: Quantised, scales: Tensor | None = None) -> None:
@@ -116,14 +129,12 @@ class Int4Matrix(QuantisedMatrix):
         scale, zero = (self._scales[groups, rows, i].float() for i in (0, 1))
         return scale, zero.sub_(scale, alpha=INT4_ZERO)
 
-    def linear(self, rows: Tensor, bias: Tensor | None, buffer: Tensor, workspace: Workspace | None = None) -> Tensor:
-        if len(rows) > KERNEL_ROWS:
-            return super().linear(rows, bias, buffer, workspace)
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         product = int4_product(rows, self._codes, self._group, self._scales)
         return product if bias is None else product.add_(bias)
 
 
-class Int8Matrix(QuantisedMatrix):
+class Int8Matrix(PackedMatrix):
     """Eight bits, one group a row: ``(c * scale + offset) @ x`` is the kernel's ``c @ x * scale`` + offset * sum(x)."""
 
     def __init__(self, q: Quantised) -> None:
@@ -137,9 +148,7 @@ class Int8Matrix(QuantisedMatrix):
     def expand(self, buffer: Tensor, workspace: Workspace | None = None) -> Tensor:
         return dequantise(self._stored, _view(buffer, self.shape, transposed=False), workspace=workspace)
 
-    def linear(self, rows: Tensor, bias: Tensor | None, buffer: Tensor, workspace: Workspace | None = None) -> Tensor:
-        if len(rows) > KERNEL_ROWS:
-            return super().linear(rows, bias, buffer, workspace)
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         product = int8_product(rows, self._stored.codes, self._scale)
         product.addcmul_(rows.sum(-1, keepdim=True), self._offset)
         return product if bias is None else product.add_(bias)

@@ -1,6 +1,5 @@
 """The stored tensors of a quantised copy: are they all there, and how do they become a fused matrix in memory."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,7 +16,6 @@ from ..checkpoint.layout import (
     refuse_missing,
     refuse_unused,
 )
-from ..checkpoint.reader import ReadJob
 from ..errors import CheckpointError
 from ..spec import ModelSpec
 from .format import Quantisation, stored_names
@@ -127,13 +125,13 @@ class FusedCodes:
             )
         )
 
-    def reads(self, memory: Tensor) -> list[ReadJob]:
-        """What must be read to fill ``memory``."""
-        return [
-            ReadJob(info, out)
-            for infos, q in zip(self.infos, self._parts(memory), strict=True)
-            for info, out in zip(infos, (q.codes, q.scale, q.minimum), strict=True)
-        ]
+    def places(self) -> list[tuple[TensorInfo, int]]:
+        """The stored tensors, and the byte of the memory each of them begins at."""
+        at, places = self._offsets(), []
+        for infos in self.infos:
+            places += [(info, at[kind]) for kind, info in enumerate(infos)]
+            at = [at[kind] + info.nbytes for kind, info in enumerate(infos)]
+        return places
 
     def _offsets(self) -> list[int]:
         """Where codes, scales and minima begin, and the end."""
@@ -143,7 +141,7 @@ class FusedCodes:
             starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
         return starts
 
-    def _parts(self, memory: Tensor) -> Sequence[Quantised]:
+    def _parts(self, memory: Tensor) -> list[Quantised]:
         at = self._offsets()
         parts = []
         for shape, infos in zip(self.shapes, self.infos, strict=True):

@@ -82,7 +82,7 @@ class Ring(Generic[Key]):
         self._announced = len(keys) + len(then)
         order = itertools.chain(keys, itertools.cycle(then))
         for load in self._coming:
-            if load.key != next(order, None):
+            if load.key != next(order, None) or load.error is not None:  # what failed may be read by now
                 self._drop_all()
                 order = itertools.chain(keys, itertools.cycle(then))
                 break

@@ -3,7 +3,7 @@
 import torch
 
 from engine.device import CpuDevice
-from engine.kv import KVLayout
+from engine.kv import KVFormat, KVLayout
 from engine.kv_homes import ResidentKV
 from engine.spec import ModelSpec
 from engine.tiers import Tier
@@ -24,5 +24,6 @@ def resident(
     tier: Tier | None = None,
 ) -> ResidentKV:
     tier = tier or cpu_tier()
-    layout = KVLayout(SPEC, scratch_blocks, dtype, tier)
-    return ResidentKV(tier, layout, n_layers, n_blocks, CpuDevice(dtype, 1))
+    device = CpuDevice(dtype, 1)
+    layout = KVLayout(KVFormat(SPEC, dtype), scratch_blocks, tier, device)
+    return ResidentKV(tier, layout, n_layers, n_blocks, device)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 
 from engine.errors import OutOfMemoryError
-from engine.kv import BLOCK, BlockPool, LayerLengths, block_bytes, blocks_for
+from engine.kv import BLOCK, BlockPool, KVFormat, LayerLengths, blocks_for
 from tests.engine.homes import SPEC, cpu_tier, resident
 
 
@@ -58,7 +58,7 @@ def test_a_pool_gives_neighbours_where_it_can() -> None:
 def test_a_pool_gives_all_that_was_asked_or_nothing() -> None:
     pool = BlockPool(3)
     taken = pool.take(2)
-    with pytest.raises(OutOfMemoryError, match=r"2 KV blocks.*1 of 3"):
+    with pytest.raises(OutOfMemoryError, match=r"2 blocks.*1 of 3"):
         pool.take(2)
     assert pool.free_blocks == 1
     pool.give_back(taken)
@@ -72,7 +72,7 @@ def test_the_ledger_agrees_with_the_pools_to_the_byte() -> None:
     for layer in range(3):
         with home.open(layer, 0) as pool:
             pools.append(pool)
-    assert tier.by_use()["kv"] == 5 * block_bytes(SPEC, torch.bfloat16, 3) == sum(t.nbytes for t in pools)
+    assert tier.by_use()["kv"] == 3 * 5 * KVFormat(SPEC, torch.bfloat16).block_bytes == sum(t.nbytes for t in pools)
 
 
 def test_a_tier_refuses_what_does_not_fit_and_takes_nothing() -> None:

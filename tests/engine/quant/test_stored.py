@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.index import QUANTISED_FILE, Checkpoint
-from engine.checkpoint.layout import Naming, all_groups
-from engine.checkpoint.reader import plan_reads, read_many
+from engine.checkpoint.layout import FusedTensor, Naming, all_groups
+from engine.checkpoint.reader import read_into
 from engine.errors import CheckpointError
 from engine.quant.copy import quantise_model
 from engine.quant.format import CONFIG_ENTRY, Quantisation
@@ -41,19 +41,30 @@ def test_fused_matrices_are_those_of_the_model_quantised(tmp_path: Path, family:
     check_model(checkpoint, spec)
     seen = set()
     for group in all_groups(spec):
-        plain = {fused.name: torch.empty(fused.shape) for fused in group}
-        read_many(plan_reads(original, group, plain))
+        plain = {fused.name: plain_tensor(original, fused) for fused in group}
         for fused in group:
             if not quantisation.covers(fused):
                 continue
             codes = FusedCodes.of(checkpoint, naming, fused, scheme)
             memory = torch.full((codes.nbytes,), 255, dtype=torch.uint8)
-            read_many(codes.reads(memory))
+            fill(codes, memory)
             weight = codes.matrix(memory).expand(torch.empty(fused.size))
             parts = [plain[fused.name][part.row : part.row + part.shape[0]] for part in fused.parts]
             assert torch.equal(weight, torch.cat([dequantise(quantise(part, scheme)) for part in parts])), fused.name
             seen.add(fused.name)
     assert seen == {"qkv.weight", "out.weight", "up.weight", "down.weight"}
+
+
+def plain_tensor(checkpoint: Checkpoint, fused: FusedTensor) -> torch.Tensor:
+    out, naming = torch.empty(fused.shape), Naming.of(checkpoint.names)
+    for part in fused.parts:
+        read_into(checkpoint.info(naming(part.source)), out[part.row : part.row + part.shape[0]])
+    return out
+
+
+def fill(codes: FusedCodes, memory: torch.Tensor) -> None:
+    for info, at in codes.places():
+        read_into(info, memory[at : at + info.nbytes].view(info.dtype).view(info.shape))
 
 
 def stack(shapes: list[tuple[int, int]], scheme: Scheme, tmp_path: Path) -> FusedCodes:
@@ -88,7 +99,7 @@ def test_parts_are_one_matrix_where_their_bytes_allow_it(
 ) -> None:
     codes = stack([(count, 128) for count in rows], scheme, tmp_path)
     memory = torch.zeros(codes.nbytes, dtype=torch.uint8)
-    read_many(codes.reads(memory))
+    fill(codes, memory)
     matrix = codes.matrix(memory)
     assert codes.stacks == stacks
     assert (len(matrix.parts) == 1) == stacks

@@ -1,0 +1,57 @@
+"""Bytes of a model's units, as they are held: in the compute dtype, or in codes where the checkpoint is quantised."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .quant.format import Quantisation
+from .spec import ModelSpec
+from .storage.direct import ALIGN
+from .units import Unit, group_of, held_bytes, is_matrix, units
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one model."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    quantisation: Quantisation | None = None
+
+    def matrices(self, unit: Unit) -> int:
+        """Bytes of what may be placed elsewhere: of the embedding its tables, of a tied head nothing."""
+        return held_bytes(self.spec, unit, self.dtype, self.quantisation)
+
+    def small(self, unit: Unit) -> int:
+        """Bytes of a unit's norms and biases, which always stay on the device."""
+        group = group_of(self.spec, unit)
+        return sum(tensor.size for tensor in group if not is_matrix(unit, tensor.name)) * self.dtype.itemsize
+
+    @property
+    def all_matrices(self) -> int:
+        return sum(self.matrices(unit) for unit in units(self.spec.n_layers))
+
+    @property
+    def all_small(self) -> int:
+        return sum(self.small(unit) for unit in units(self.spec.n_layers))
+
+    @property
+    def slot(self) -> int:
+        """Upper bound of what a slot for any unit takes: its matrices, each beginning where direct I/O likes it."""
+        return max(self.matrices(unit) for unit in self._whole_units()) + 4 * ALIGN
+
+    @property
+    def expansion(self) -> int:
+        """Bytes of the buffer that a unit's codes are expanded into; 0 if nothing is quantised."""
+        if self.quantisation is None:
+            return 0
+        elements = [
+            sum(tensor.size for tensor in group_of(self.spec, unit) if is_matrix(unit, tensor.name))
+            for unit in self._whole_units()
+        ]
+        return max(elements) * self.dtype.itemsize
+
+    def _whole_units(self) -> list[Unit]:
+        """Units that pass through a slot in one piece. A head in codes does, any other is cut."""
+        whole = [Unit("attention"), Unit("mlp")]
+        return [*whole, Unit("head")] if self.quantisation and self.quantisation.lm_head else whole
