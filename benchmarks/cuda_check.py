@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -23,6 +24,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 LOGPROB_TOLERANCE = 2e-3
+REST = ["layers.2-3"]
 
 
 def shapes(quick: bool) -> dict[str, PretrainedConfig]:
@@ -62,6 +64,37 @@ def compare(directory: Path) -> dict[str, float]:
     same = [[a.id == b.id for a, b in zip(x.tokens, y.tokens, strict=True)] for x, y in pairs]
     first = [abs(x.tokens[0].logprob - y.tokens[0].logprob) for x, y in pairs]
     return {"identical_sequences": sum(map(all, same)) / len(same), "first_logprob_difference": max(first)}
+
+
+OFFLOADS: dict[str, dict[str, Any]] = {
+    "weights on host and disk": {"weights": {"device": ["embedding", "head"], "host": ["layers.0-1"], "disk": REST}},
+    "embedding and head on disk": {"weights": {"disk": ["embedding", "head"], "device": ["layers.0-1", *REST]}},
+    "KV attended to on the host": {"kv_host_tokens": 4096},
+    "KV brought from the host": {"kv_host_tokens": 4096, "delegate": False},
+    "KV on disk": {"kv_tokens": 512, "kv_disk_tokens": 4096},
+    "hidden states on host and disk": {
+        "tile_rows": 64,
+        "activation_rows": 64,
+        "activation_host_rows": 64,
+        "activation_disk_rows": 64,
+    },
+}
+"""Of a model of four layers."""
+
+
+def offloaded(directory: Path) -> dict[str, float]:
+    """Of each placement, the share of float32 sequences whose tokens equal those of a resident model on the GPU."""
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    ids = [prompt[:length] for prompt, length in zip(prompts(8, 300), (1, 5, 64, 65, 130, 200, 299, 300), strict=True)]
+    found = {}
+    common: dict[str, Any] = {"device": "cuda", "dtype": "float32", "prefill_rows": 120, "max_sequences": 8, "context": 512}
+    with LLM(str(directory), **common) as llm:
+        expected = [[token.id for token in completion.tokens] for completion in llm.generate(ids, params)]
+    for name, settings in OFFLOADS.items():
+        with LLM(str(directory), **common, **settings) as llm:
+            got = [[token.id for token in completion.tokens] for completion in llm.generate(ids, params)]
+        found[name] = sum(a == b for a, b in zip(got, expected, strict=True)) / len(ids)
+    return found
 
 
 def speed(directory: Path, batches: list[int], n_tokens: int) -> dict[int, dict[str, float]]:
@@ -104,6 +137,9 @@ def main() -> None:
             )
             rows.append([name, *(f"{value:.5f}" for value in figures.values())])
         show("float32, CUDA against CPU", ["model", "identical", "log-probability difference"], rows)
+        report.figures["offloaded"] = offloaded(save_random(Path(folder) / "offloaded", shapes(quick=True)["llama"]))
+        for name, share in report.figures["offloaded"].items():
+            report.target(f"{name}: tokens equal a resident model's", share, 1.0)
         report.figures["speed"] = speed(Path(folder) / "llama", [1, 8, 32] if args.quick else [1, 8, 32, 128], 64)
     report.figures["seconds"] = time.perf_counter() - started
     columns = ["batch", "helios tokens/s", "transformers tokens/s", "decode ratio", "prefill ratio"]

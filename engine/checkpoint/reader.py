@@ -1,50 +1,21 @@
-"""Reading tensors from files straight into memory that the caller owns.
+"""Reading a tensor from a file into memory that the caller owns, for tools that go through a checkpoint once.
 
-The bytes go from the page cache into the tensor by ``preadv``, which holds no interpreter lock: no map, no copy in
-between, and the memory is the caller's budgeted one. A tensor of another type passes through a small staging buffer.
-One ``ReadJob`` is the unit of work, so whoever schedules reads (``read_many`` here, read-ahead of weights elsewhere)
-needs only ``read_into`` and a buffer of STAGING_BYTES for each thread.
+The bytes go from the page cache into the tensor by ``preadv``: no map, no copy in between. A tensor of another type
+passes through a small staging buffer. (Weights of a running model are read by ``storage``.)
 """
 
 import os
-import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
 from ..errors import CheckpointError
-from .index import Checkpoint, TensorInfo
-from .layout import FusedTensor, Naming
+from .index import TensorInfo
 
 STAGING_BYTES = 8 * 2**20
 READ_BYTES = 32 * 2**20
 """One system call reads so much at most: large enough for the disk, small enough for a cancellation to be noticed."""
-
-
-class ReadJob(NamedTuple):
-    """Fill ``out`` (contiguous, in host memory, of the tensor's shape) with the tensor at ``info``."""
-
-    info: TensorInfo
-    out: torch.Tensor
-
-
-def plan_reads(
-    checkpoint: Checkpoint, group: Iterable[FusedTensor], tensors: Mapping[str, torch.Tensor]
-) -> list[ReadJob]:
-    """What must be read to fill a group's ``tensors``, allocated by the caller in the layout's shapes.
-
-    Plans of many groups may be joined for one ``read_many``. Raises CheckpointError for a tensor that the checkpoint
-    lacks (``layout.check`` finds all of them beforehand).
-    """
-    naming = Naming.of(checkpoint.names)
-    return [
-        ReadJob(checkpoint.info(naming(part.source)), tensors[fused.name][part.row : part.row + part.shape[0]])
-        for fused in group
-        for part in fused.parts
-    ]
 
 
 def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None = None) -> None:
@@ -64,46 +35,6 @@ def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None 
             _read_exactly(fd, info, info.offset, _bytes_of(flat))
         else:
             _read_converting(fd, info, flat, staging)
-
-
-def read_many(
-    jobs: Sequence[ReadJob],
-    threads: int = 2,
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Run the jobs on a pool of threads. ``progress`` is called in this thread with the bytes each job has read.
-
-    Raises the first error; the jobs not yet begun are dropped then, and none is running when this returns.
-    """
-    spare: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-    if any(job.out.dtype != job.info.dtype for job in jobs):
-        for _ in range(threads):
-            spare.put(torch.empty(STAGING_BYTES, dtype=torch.uint8))
-
-    def run(job: ReadJob) -> int:
-        if job.out.dtype == job.info.dtype:
-            read_into(job.info, job.out)
-            return job.info.nbytes
-        staging = spare.get()
-        try:
-            read_into(job.info, job.out, staging)
-        finally:
-            spare.put(staging)
-        return job.info.nbytes
-
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="helios-read") as pool:
-        _drain(pool, [pool.submit(run, job) for job in jobs], progress)
-
-
-def _drain(pool: ThreadPoolExecutor, futures: list[Future[int]], progress: Callable[[int], None] | None) -> None:
-    try:
-        for future in as_completed(futures):
-            nbytes = future.result()
-            if progress is not None:
-                progress(nbytes)
-    except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
 
 
 @contextmanager

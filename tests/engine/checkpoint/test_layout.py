@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint import layout
 from engine.checkpoint.index import Checkpoint
 from engine.checkpoint.layout import check
-from engine.checkpoint.reader import plan_reads, read_many
+from engine.checkpoint.reader import read_into
 from engine.errors import CheckpointError
 from engine.spec import ModelSpec
 
@@ -29,7 +29,11 @@ def llama(tmp_path: Path) -> Path:
 
 def load(directory: Path, group: layout.Group) -> dict[str, torch.Tensor]:
     tensors = {fused.name: torch.full(fused.shape, torch.nan) for fused in group}
-    read_many(plan_reads(Checkpoint(directory), group, tensors))
+    checkpoint = Checkpoint(directory)
+    naming = layout.Naming.of(checkpoint.names)
+    for fused in group:
+        for part in fused.parts:
+            read_into(checkpoint.info(naming(part.source)), tensors[fused.name][part.row : part.row + part.shape[0]])
     return tensors
 
 

@@ -1,7 +1,5 @@
-"""Tensors arrive bit for bit, converted where asked, and a failure in one stops the rest."""
+"""Tensors arrive bit for bit, converted where asked."""
 
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoint import reader
-from engine.checkpoint.index import Checkpoint, TensorInfo
-from engine.checkpoint.reader import ReadJob, read_into, read_many
+from engine.checkpoint.index import Checkpoint
+from engine.checkpoint.reader import read_into
 from engine.errors import CheckpointError
 
 SHAPE = (7, 5)
@@ -81,34 +79,3 @@ def test_a_file_that_vanished_is_an_error(tmp_path: Path, weights: torch.Tensor)
     info.file.unlink()
     with pytest.raises(CheckpointError, match="cannot be opened"):
         read_into(info, torch.empty(SHAPE))
-
-
-def test_many_reads_fill_all_and_report_every_byte(tmp_path: Path, weights: torch.Tensor) -> None:
-    checkpoint = _saved(tmp_path, **{f"t{i}": weights + i for i in range(20)})
-    outs = {name: torch.empty(SHAPE, dtype=torch.bfloat16 if name < "t5" else None) for name in checkpoint.names}
-    seen: list[int] = []
-    read_many([ReadJob(checkpoint.info(name), out) for name, out in outs.items()], threads=3, progress=seen.append)
-    assert sum(seen) == checkpoint.nbytes
-    for name, out in outs.items():
-        assert torch.equal(out, (weights + int(name[1:])).to(out.dtype))
-
-
-def test_the_first_error_is_raised_and_the_rest_not_begun(
-    tmp_path: Path, weights: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = _saved(tmp_path, a=weights).info("a")
-    failing = replace(info, file=tmp_path / "gone")
-    started, failed = [], threading.Event()
-
-    def slow_read(job_info: TensorInfo, out: torch.Tensor) -> None:
-        started.append(job_info)
-        try:
-            read_into(job_info, out)
-        finally:
-            failed.set()
-
-    monkeypatch.setattr(reader, "read_into", slow_read)
-    with pytest.raises(CheckpointError, match="gone"):
-        read_many([ReadJob(failing, torch.empty(SHAPE))] + [ReadJob(info, torch.empty(SHAPE))] * 5000, threads=1)
-    assert failed.is_set()
-    assert len(started) < 5001

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.index import QUANTISED_FILE, Checkpoint
-from engine.checkpoint.layout import Naming, all_groups
-from engine.checkpoint.reader import plan_reads, read_into, read_many
+from engine.checkpoint.layout import FusedTensor, Naming, all_groups
+from engine.checkpoint.reader import read_into
 from engine.errors import CheckpointError
 from engine.quant.copy import quantise_model
 from engine.quant.format import CONFIG_ENTRY, Quantisation
@@ -41,8 +41,7 @@ def test_fused_matrices_are_those_of_the_model_quantised(tmp_path: Path, family:
     check_model(checkpoint, spec)
     seen = set()
     for group in all_groups(spec):
-        plain = {fused.name: torch.empty(fused.shape) for fused in group}
-        read_many(plan_reads(original, group, plain))
+        plain = {fused.name: plain_tensor(original, fused) for fused in group}
         for fused in group:
             if not quantisation.covers(fused):
                 continue
@@ -54,6 +53,13 @@ def test_fused_matrices_are_those_of_the_model_quantised(tmp_path: Path, family:
             assert torch.equal(weight, torch.cat([dequantise(quantise(part, scheme)) for part in parts])), fused.name
             seen.add(fused.name)
     assert seen == {"qkv.weight", "out.weight", "up.weight", "down.weight"}
+
+
+def plain_tensor(checkpoint: Checkpoint, fused: FusedTensor) -> torch.Tensor:
+    out, naming = torch.empty(fused.shape), Naming.of(checkpoint.names)
+    for part in fused.parts:
+        read_into(checkpoint.info(naming(part.source)), out[part.row : part.row + part.shape[0]])
+    return out
 
 
 def fill(codes: FusedCodes, memory: torch.Tensor) -> None:
