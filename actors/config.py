@@ -5,7 +5,7 @@ say where (the file and the key path), what was found and what is allowed.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -82,7 +82,7 @@ class ModelConfig(_Strict):
     @classmethod
     def _not_auto(cls, name: str) -> str:
         if name == "auto":
-            raise ValueError("'auto' asks the router to choose and cannot be a model's name")
+            raise ValueError("that asks the router to choose and cannot be a model's name")
         return name
 
     @field_validator("path")
@@ -95,16 +95,22 @@ class ModelConfig(_Strict):
             return str(place.resolve())
         return path
 
-    @field_validator("memory", "host_memory", "disk_space")
+    @field_validator("memory", "host_memory", "disk_space", mode="before")
     @classmethod
-    def _size(cls, size: str | int | None) -> str | int | None:
-        if size is not None:
-            _as_value_error(lambda: parse_bytes(size))
+    def _size(cls, size: Any) -> Any:
+        try:
+            if isinstance(size, bool) or parse_bytes("1" if size is None else size) < 1:
+                raise ConfigError("no size")
+        except ConfigError:
+            raise ValueError("write it as 2GiB, 500MB or a number of bytes") from None
         return size
 
     @model_validator(mode="after")
     def _engine_accepts(self) -> Self:
-        _as_value_error(lambda: self.engine_config().validate())
+        try:
+            self.engine_config().validate()
+        except ConfigError as error:  # pydantic gathers ValueErrors
+            raise ValueError(str(error)) from None
         return self
 
     def engine_config(self) -> EngineConfig:
@@ -174,14 +180,6 @@ def model_config(model: str, settings: Mapping[str, Any]) -> ModelConfig:
     ).models[0]
 
 
-def _as_value_error(check: Callable[[], object]) -> None:
-    """pydantic gathers ValueErrors; the engine speaks in ConfigErrors."""
-    try:
-        check()
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
 _SECTIONS: Mapping[str, type[BaseModel]] = {"models": ModelConfig, "router": RouterConfig, "http": HttpConfig}
 
 
@@ -197,13 +195,31 @@ def load_config(source: str | Path | Mapping[str, Any]) -> AppConfig:
     return _validated(_read_yaml(path), base=path.parent, origin=str(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that comes twice; YAML does too, but the library takes the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f"'{key.value}' comes twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a YAML file with a list 'models'") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path} is a directory; name a YAML file with a list 'models', or serve a model directory by --model"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}); it must be a YAML file in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a YAML file with a list 'models'") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -229,12 +245,31 @@ def _describe(fault: Mapping[str, Any]) -> str:
         return f"{where} is not a known key; {_known_keys(fault['loc'])}"
     if fault["type"] == "missing":
         return f"{where} is missing"
-    message = fault["msg"].removeprefix("Value error, ")
-    if message.startswith("Input should "):
-        message = "it must " + message.removeprefix("Input should ")
-    if isinstance(fault["input"], (dict, list)):
-        return f"{where}: {message}"
-    return f"{where} is {fault['input']!r}; {message}"
+    value = fault["input"]
+    if fault["type"] == "value_error":
+        text = str(fault["ctx"]["error"])
+        return f"{where}: {text}" if isinstance(value, (dict, list)) else f"{where} is {_as_yaml(value)}; {text}"
+    allowed = _ALLOWED.get(fault["type"]) or fault["msg"].removeprefix("Input should ")
+    return f"{where} is {_as_yaml(value)}; it must {allowed}"
+
+
+_ALLOWED: Mapping[str, str] = {
+    "too_short": "have at least one entry",
+    "string_pattern_mismatch": "be letters, digits, '.', '_' and '-' (in a model's name '/' too), the first no sign",
+    "model_type": "be a mapping of keys to values",
+    "list_type": "be a list",
+}
+
+
+def _as_yaml(value: Any) -> str:
+    match value:
+        case None | bool():
+            return "null" if value is None else str(value).lower()
+        case list():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case dict():
+            return "a mapping"
+    return repr(value)
 
 
 def _key_path(loc: tuple[str | int, ...]) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import ray
 
-from engine.checkpoint.store import home
+from engine.checkpoint.store import make_home
 from engine.errors import ConfigError
 
 from .signals import interrupts_later
@@ -174,8 +174,14 @@ def _free_port() -> int:
 
 
 def _record() -> Path:
-    directory = home() / "run"
-    directory.mkdir(parents=True, exist_ok=True)
+    """Raises ConfigError if there is no place for it."""
+    directory = make_home() / "run"
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be made: {error.strerror}; set HELIOS_HOME to a directory of yours"
+        ) from None
     return directory / "ray.json"
 
 

@@ -4,16 +4,18 @@ import importlib.util
 import os
 from pathlib import Path
 
+import grpc
 import ray
 from ray._private import ray_constants
 from ray._raylet import Config
 
 from engine.errors import ConfigError
 
-from .local_ray import LOOPBACK, local_ray, reachable
+from .local_ray import LOOPBACK, PROBE_S, local_ray, reachable
 from .names import NAMESPACE
 from .signals import own_sigterm
 
+_NOT_RAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED)
 PACKAGES = ("engine", "router", "actors", "deploy", "cluster")
 
 
@@ -29,7 +31,7 @@ def connect_ray(address: str | None = None) -> None:
     if target is None:
         raise ConfigError("no Ray cluster is known here; start one with `helios serve`, or pass address='host:port'")
     remedy = "start it with `helios serve`, or pass the address of a cluster that runs"
-    if target != "auto" and "://" not in target and not reachable(target):
+    if target != "auto" and "://" not in target and not (reachable(target) and _is_ray(target)):
         raise ConfigError(f"Ray is not reachable at {target}; {remedy}")
     if local is not None and target == local.address:
         _adopt_settings()
@@ -39,6 +41,19 @@ def connect_ray(address: str | None = None) -> None:
             ray.init(address=target, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"Ray is not reachable at {target} ({error}); {remedy}") from None
+
+
+def _is_ray(address: str) -> bool:
+    """Whether a Ray answers there, and not a proxy or another program, which Ray itself takes half a minute to see."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return True  # this would need its certificates
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        try:
+            ask(b"", timeout=PROBE_S)
+        except grpc.RpcError as error:  # one that asks for a token is a Ray too
+            return error.code() not in _NOT_RAY
+    return True
 
 
 def check_packages() -> None:

@@ -80,7 +80,7 @@ class EngineConfig:
         """Return self; raises ConfigError naming the field, its value and what is allowed."""
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is '{self.dtype}'; it must be one of {', '.join(DTYPES)}")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
         for name in ("max_sequences", "prefill_rows", "tile_rows"):
             _at_least(name, getattr(self, name), 1)
@@ -115,6 +115,8 @@ class EngineConfig:
 
 
 def _at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     if value < least:
         raise ConfigError(f"{name} is {value}; it must be at least {least}")
 

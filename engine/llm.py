@@ -1,13 +1,15 @@
 """LLM: a model for offline use, in the calling process."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
-from .config import EngineConfig
+from .config import EngineConfig, parse_bytes
 from .engine import Engine
-from .errors import InvalidRequestError
+from .errors import ConfigError, InvalidRequestError
 from .request import Completion, Delta, Request, SamplingParams
 
 Prompt = str | Sequence[int]
@@ -20,9 +22,13 @@ class LLM:
     ``LLM("smollm2-135m-instruct", dtype="float32").generate(["Hello"], SamplingParams(max_tokens=8))``
     """
 
-    def __init__(self, model: str, *, progress: Callable[[int], None] | None = None, **config: Any) -> None:
-        """``config`` are fields of EngineConfig; ``progress`` is told of weight bytes read. Raises as Engine.load."""
-        self.engine = Engine.load(EngineConfig(model=model, **config), progress)
+    def __init__(
+        self, model: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None, **config: Any
+    ) -> None:
+        """``config`` are fields of EngineConfig, sizes as text ("2GiB") or bytes; ``progress`` is told of weight bytes
+        read. Raises as Engine.load.
+        """
+        self.engine = Engine.load(_config(model, config), progress)
         self._ids = itertools.count()
 
     @classmethod
@@ -49,7 +55,7 @@ class LLM:
         Raises InvalidRequestError, before anything is generated, if one of them cannot be served.
         """
         many = _as_list(prompts)
-        each = [params or SamplingParams()] * len(many) if not isinstance(params, Sequence) else list(params)
+        each = [_params(p) for p in params] if isinstance(params, (list, tuple)) else [_params(params)] * len(many)
         if len(each) != len(many):
             raise InvalidRequestError(f"{len(each)} sampling parameters were given for {len(many)} prompts", "params")
         requests = [self.request(prompt, p) for prompt, p in zip(many, each, strict=True)]
@@ -59,12 +65,20 @@ class LLM:
         return [done[request.request_id] for request in requests]
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation of {"role", "content"} messages by the model's chat template."""
+        """Answer a conversation of {"role", "content"} messages by the model's chat template.
+
+        Raises InvalidRequestError as ``generate``.
+        """
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError(
+                f'messages is {_shown(messages)}; it must be a list like [{{"role": "user", "content": "Hello"}}]',
+                "messages",
+            )
         return self.generate([self.engine.tokenizer.apply_chat_template(messages)], params)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Continue one prompt, delta by delta. Closing the iterator cancels the request."""
-        request = self.request(prompt, params or SamplingParams())
+        request = self.request(prompt, _params(params))
         deltas: list[Delta] = []
         self.engine.add(self.engine.prepare(request, deltas.append))
         try:
@@ -76,7 +90,9 @@ class LLM:
             self.engine.cancel(request.request_id)
 
     def request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """A request for ``run``, with the next request id."""
+        """A request for ``run``, with the next request id. Raises InvalidRequestError for what is no prompt."""
+        if not isinstance(prompt, str) and not _is_ids(prompt):
+            raise InvalidRequestError(f"a prompt is {_shown(prompt)}; it must be text or a list of token ids", "prompt")
         ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(f"llm-{next(self._ids)}", tuple(ids), params)
 
@@ -99,6 +115,10 @@ class LLM:
         try:
             while True:
                 for request in itertools.islice(source, self.engine.config.max_sequences - len(begun)):
+                    if not isinstance(request, Request):
+                        raise InvalidRequestError(
+                            f"run was given {_shown(request)}; make requests with request(prompt, params)", "requests"
+                        )
                     sequence = self.engine.prepare(request, deliver)
                     deltas[request.request_id], begun[request.request_id] = [], request
                     self.engine.add(sequence)
@@ -112,9 +132,44 @@ class LLM:
                 self.engine.cancel(request_id)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, as text or as ids, becomes a list of one."""
-    if isinstance(prompts, str):
+def _config(model: str | os.PathLike[str], given: Mapping[str, Any]) -> EngineConfig:
+    """Raises ConfigError for a model that is no name, a field that is none and a size that cannot be read."""
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigError(f"model is {_shown(model)}; it must be a name in the model store or a directory")
+    known = [field.name for field in fields(EngineConfig) if field.name != "model"]
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"'{name}' is no setting of the engine; " + (f"did you mean {close[0]}?" if close else ", ".join(known))
+            )
+    sizes = {
+        name: parse_bytes(value) for name, value in given.items() if name.endswith("_bytes") and isinstance(value, str)
+    }
+    return EngineConfig(model=os.fspath(model), **{**given, **sizes})
+
+
+def _params(given: Any) -> SamplingParams:
+    if given is not None and not isinstance(given, SamplingParams):
+        raise InvalidRequestError(f"params is {_shown(given)}; give SamplingParams(max_tokens=16, …)", "params")
+    return SamplingParams() if given is None else given
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """One prompt, as text or as ids, becomes a list of one. Raises InvalidRequestError for what is neither."""
+    if isinstance(prompts, str) or (prompts and _is_ids(prompts)):
         return [prompts]
-    ids = [item for item in prompts if isinstance(item, int)]
-    return [ids] if ids else [item for item in prompts if not isinstance(item, int)]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            f"prompts is {_shown(prompts)}; it must be text, token ids, or a list of such", "prompt"
+        )
+    return list(prompts)
+
+
+def _is_ids(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(item, int) for item in prompt)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

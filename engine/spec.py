@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from .errors import CheckpointError, UnsupportedModelError
+from .hf_config import check_config
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "opt")
 RopeType = Literal["default", "linear", "llama3", "yarn"]
@@ -101,6 +102,7 @@ class ModelSpec:
             raise UnsupportedModelError(
                 f"model_type '{family}' is not supported; the engine runs {', '.join(SUPPORTED)}"
             )
+        check_config(config, generation or {})
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "unknown")
             raise UnsupportedModelError(
@@ -217,6 +219,7 @@ def _dtype(config: Mapping[str, Any]) -> str:
 def _rope(config: Mapping[str, Any]) -> RopeSpec:
     """transformers 5 writes ``rope_parameters``; older configs ``rope_theta`` and ``rope_scaling``."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    _must_agree(given, config.get("rope_scaling"))
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
     if kind not in ROPE_TYPES:
@@ -232,6 +235,21 @@ def _rope(config: Mapping[str, Any]) -> RopeSpec:
     if kind == "yarn":
         numbers.setdefault("original_max_position_embeddings", float(config["max_position_embeddings"]))
     return RopeSpec(theta=float(theta), type=cast(RopeType, kind), params=tuple(sorted(numbers.items())))
+
+
+def _must_agree(parameters: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> None:
+    """A config with both says the same in both, or leaves open which is meant."""
+    if scaling and _plain(scaling) != _plain(parameters):
+        raise UnsupportedModelError(
+            f"config.json has both rope_parameters {dict(parameters)} and rope_scaling {dict(scaling)}, which differ; "
+            "remove the one that is not meant"
+        )
+
+
+def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    names = ("type", "rope_type", "rope_theta")
+    return {"type": kind} | {key: value for key, value in rope.items() if key not in names and value is not None}
 
 
 def _windows(family: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:

@@ -45,6 +45,8 @@ class ReplicaStatus:
     running: int
     waiting: int
     """As last reported, with what was assigned since."""
+    restarts: int = 0
+    """Lives after the first that this router has heard of; each begins its counters anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class _Replica:
     waiting: int = 0
     assigned: int = 0
     """Since the last report, which cannot have counted them all."""
+    restarts: int = 0
 
     @property
     def load(self) -> int:
@@ -122,7 +125,10 @@ class Router:
         replica = self._replicas.get(key)
         if replica is None or report.epoch < replica.epoch or self._just_failed(replica, report.epoch):
             return False
-        self._replicas[key] = _Replica("ready", report.epoch, self._clock(), report.running, report.waiting)
+        restarts = replica.restarts + (0 < replica.epoch < report.epoch)
+        self._replicas[key] = _Replica(
+            "ready", report.epoch, self._clock(), report.running, report.waiting, restarts=restarts
+        )
         return self.table.record(report)
 
     def failed(self, model: str, replica: int, epoch: int) -> None:
@@ -130,7 +136,7 @@ class Router:
         key = (model, replica)
         known = self._replicas.get(key)
         if known is not None and known.epoch <= epoch:
-            self._replicas[key] = _Replica("dead", epoch, self._clock())
+            self._replicas[key] = _Replica("dead", epoch, self._clock(), restarts=known.restarts)
 
     def snapshot(self) -> Snapshot:
         models = tuple(
@@ -172,7 +178,8 @@ class Router:
 
     def _status(self, model: str, index: int) -> ReplicaStatus:
         replica = self._replicas[(model, index)]
-        return ReplicaStatus(index, self._state((model, index)), replica.running, replica.waiting + replica.assigned)
+        waiting = replica.waiting + replica.assigned
+        return ReplicaStatus(index, self._state((model, index)), replica.running, waiting, replica.restarts)
 
     def _just_failed(self, replica: _Replica, epoch: int) -> bool:
         return replica.state == "dead" and epoch == replica.epoch and self._clock() - replica.heard_s < GRACE_S

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,8 +16,9 @@ from engine.request import SamplingParams
 from ..openai.body import decode_json
 from ..openai.fields import REFUSED, shown
 from ..openai.messages import ChatMessage, parse_messages
-from ..openai.protocol import ChatRequest, CompletionRequest
+from ..openai.protocol import AUTO, ChatRequest, CompletionRequest
 from ..openai.sampling import Sampling, validated
+from .openai_form import fields_of, is_openai_form
 
 _SOURCES = ("prompt", "messages", "prompt_ids")
 _BOM = b"\xef\xbb\xbf"
@@ -85,14 +87,18 @@ def count_lines(path: Path) -> int:
     return sum(1 for _ in read_lines(path))
 
 
-def parse_line(line: Line) -> Task:
-    """Raises InvalidRequestError that names the field, its value and what is allowed."""
-    body = decode_json(line.raw)
+def parse_line(line: Line, model: str = AUTO) -> Task:
+    """What a line asks for; ``model`` is the one that runs.
+
+    Raises InvalidRequestError that names the field, its value and what is allowed.
+    """
+    body = decode_json(line.raw, "line")
     if not isinstance(body, dict):
         raise InvalidRequestError(f"the line is {shown(body)}; it must be a JSON object")
-    record_id = body.pop("id", None)
-    if isinstance(record_id, bool) or not isinstance(record_id, str | int | None):
-        raise InvalidRequestError(f"'id' is {shown(record_id)}; it must be a string or an integer", "id")
+    if is_openai_form(body):
+        return Task(BatchFields.model_construct(**fields_of(body, model)), _id(body, "custom_id"), {})
+    record_id = _id(body, "id")
+    body.pop("id", None)
     known = {name: value for name, value in body.items() if name in BatchFields.model_fields}
     custom = {name: value for name, value in body.items() if name not in known}
     for name in custom:
@@ -103,6 +109,22 @@ def parse_line(line: Line) -> Task:
             f"the line has {' and '.join(given) or 'no prompt'}; give one of {', '.join(_SOURCES)}"
         )
     return Task(validated(BatchFields, known), record_id, custom)
+
+
+def id_of(line: Line) -> str | int | None:
+    """The id of a line that cannot be run, as far as it can be read."""
+    with suppress(InvalidRequestError):
+        body = decode_json(line.raw, "line")
+        if isinstance(body, dict):
+            return _id(body, "custom_id" if is_openai_form(body) else "id")
+    return None
+
+
+def _id(body: Mapping[str, Any], name: str) -> str | int | None:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        raise InvalidRequestError(f"'{name}' is {shown(value)}; it must be a string or an integer", name)
+    return value
 
 
 def _must_be_custom(name: str) -> None:

@@ -10,7 +10,7 @@ from engine.llm import LLM
 from engine.request import Completion, Request, SamplingParams, Token
 
 from ..openai.responses import finite
-from .lines import BatchFields, Line, Task, count_lines, parse_line, read_lines
+from .lines import BatchFields, Line, Task, count_lines, id_of, parse_line, read_lines
 from .output import Output
 
 
@@ -65,12 +65,13 @@ class BatchRun:
                 self.progress.resumed += 1
                 self.progress.failed += done.failed
                 continue
-            identity: dict[str, Any] = {"id": None}
+            identity: dict[str, Any] = {}
             try:
-                task = parse_line(line)
+                task = parse_line(line, self._llm.engine.config.model)
                 identity = _identity(task)
                 request = self._request(task.fields)
             except HeliosError as error:
+                identity = identity or {"id": id_of(line)}
                 self._write(line, identity | {"error": f"line {line.number}: {error}"}, report)
                 continue
             self._begun[request.request_id] = line, task

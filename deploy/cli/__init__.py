@@ -6,7 +6,7 @@ import sys
 
 def main() -> None:
     """Entry point of the ``helios`` script."""
-    from .group import heed_signals, status_of
+    from .group import flush, heed_signals, status_of
 
     heed_signals()
     try:
@@ -16,9 +16,8 @@ def main() -> None:
     except KeyboardInterrupt as interrupt:  # before a command has begun
         sys.exit(status_of(interrupt))
     except SystemExit as end:
+        flush()
         if isinstance(end.code, int) and end.code > 128 and "ray" in sys.modules:
             # What Ray was doing when it was interrupted may crash at the interpreter's end; nothing is left to do.
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(end.code)
         raise

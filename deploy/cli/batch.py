@@ -46,9 +46,10 @@ def batch(
 ) -> None:
     """Run every line of a file, in whatever order they finish.
 
-    A line has "prompt", "messages" or "prompt_ids"; it may have "id", sampling fields such as "temperature", and
-    fields of your own, which are copied to its result. After an interrupt the same command goes on where it was:
-    finished lines are kept. A line that cannot be run gets a result with "error", and the exit status is then 1.
+    A line has "prompt", "messages" or "prompt_ids", or is one of OpenAI's batch API ("custom_id", "url", "body"). It
+    may have "id", sampling fields such as "temperature", and fields of your own, which are copied to its result. After
+    an interrupt the same command goes on where it was: finished lines are kept. A line that cannot be run gets a
+    result with "error", and the exit status is then 1.
 
     Examples:
 
@@ -91,7 +92,7 @@ def batch(
     with Output(out) as output:
         run = BatchRun(load_llm(model or DEFAULT_MODEL, engine), lines, output, defaults)
         summary = _watched(run)
-    _summarise(summary, out, as_json)
+    _summarise(summary, lines, out, as_json)
 
 
 def _watched(run: "BatchRun") -> dict[str, float]:
@@ -113,13 +114,16 @@ def _watched(run: "BatchRun") -> dict[str, float]:
     return asdict(run.progress) | {"seconds": time.perf_counter() - started}
 
 
-def _summarise(summary: dict[str, float], out: Path, as_json: bool) -> None:
+def _summarise(summary: dict[str, float], lines: Path, out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary))
+    elif summary["resumed"] == summary["total"]:
+        typer.echo(f"nothing to do: {out} has the results of all {summary['total']:.0f} lines of {lines}")
     else:
         speed = summary["tokens"] / summary["seconds"]
+        earlier = f", {summary['resumed']:.0f} of them from an earlier run" if summary["resumed"] else ""
         typer.echo(
-            f"{summary['done']:.0f} lines in {out}, {summary['resumed']:.0f} of them from an earlier run; "
+            f"{out} has the results of all {summary['done']:.0f} lines of {lines}{earlier}; "
             f"{summary['tokens']:.0f} tokens at {speed:.1f} tokens/s"
         )
     if summary["failed"]:

@@ -9,7 +9,7 @@ from engine.errors import ConfigError, HeliosError
 
 from ..state import DEFAULT_APP, running_url
 from . import options as o
-from .sources import Local, Server, Source, load_llm
+from .sources import Local, Server, Source, load_llm, local_params
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
@@ -39,6 +39,8 @@ def chat(
     """
     sampling = o.given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     engine = o.settings(pairs, device=device, dtype=dtype, memory=memory)
+    if offline:
+        local_params(sampling)
     source = _source(model, url, offline, engine)
     typer.echo(f"{source.model}: {HELP}")
     Conversation(source, sampling, system).run()

@@ -4,13 +4,13 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from engine.config import format_bytes
 
 from . import options as o
 from .sources import Piece, Server, get_json
+from .terminal import Terminal
 
 APP = "demo"
 PROMPT = "Why is the sky blue? Answer in two sentences."
@@ -36,7 +36,7 @@ def demo(
     from .. import preflight, serving
     from ..models.cli import pull
 
-    console = Console()
+    console = Terminal()
     name = model or DEFAULT_MODEL
     console.rule("1. The model")
     pull(name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options as o
-from .sources import Local, Messages, Server, Source, load_llm
+from .sources import Local, Messages, Server, Source, load_llm, local_params
 
 MAX_TOKENS = 256
 """A base model seldom ends by itself, so the command line sets a limit where the API has none."""
@@ -61,6 +61,8 @@ def generate(
         ignore_eos=ignore_eos,
     )
     engine = o.settings(pairs, device=device, dtype=dtype, memory=memory, context=context, threads=threads)
+    if url is None:
+        local_params(sampling)
     text = sys.stdin.read() if prompt == "-" else prompt
     source = _source(model, url, engine)
     request: str | Messages = [{"role": "user", "content": text}] if chat else text

@@ -41,12 +41,13 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
 class HeliosGroup(TyperGroup):
     """A command group that says a HeliosError and exits with 1. Wrong usage exits with 2, an interrupt with 130.
 
-    SIGTERM exits with 143, SIGHUP with 129.
+    SIGTERM exits with 143, SIGHUP with 129, an output that nobody reads any more with 141.
     """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except HeliosError as error:
             if os.environ.get(TRACEBACK) == "1":
                 raise
@@ -54,11 +55,25 @@ class HeliosGroup(TyperGroup):
         except KeyboardInterrupt as interrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(status_of(interrupt)) from None
+        except BrokenPipeError:  # whoever read the output has seen enough
+            flush()
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except Exception as error:
             # Exit and usage errors are the framework's own way out; any other is a fault of ours.
             if os.environ.get(TRACEBACK) == "1" or type(error).__module__.startswith(("typer.", "click.")):
                 raise
             fail(f"internal fault, {type(error).__name__}: {error}; set {TRACEBACK}=1 to see where")
+        else:
+            return result
+
+
+def flush() -> None:
+    """Write out what is left, or throw it away if nobody reads it: at its end Python would complain about that."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def fail(message: str) -> None:

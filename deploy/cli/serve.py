@@ -54,8 +54,9 @@ def serve(
     http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = configuration(config, model, engine, http, o.given(app=app, ray_address=ray_address))
     started = _start(settings, detach)
-    _introduce(started, settings)
-    if not detach:
+    if detach:
+        _introduce(started, settings)
+    else:
         _stay(settings, started)
 
 
@@ -102,11 +103,12 @@ def _stay(config: "AppConfig", started: "Started") -> None:
     from .. import serving, state
 
     try:
+        _introduce(started, config)
         while state.read_record(config.app) == started.record:
             serving.must_be_alive(config)
             time.sleep(POLL_S)
         typer.echo(f"'{config.app}' was stopped by another command", err=True)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         typer.echo("stopping …", err=True)
         for item in serving.stop(config.app, config.ray_address, drain_s=serving.DRAIN_S):
             typer.echo(f"stopped {item}", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from engine.errors import HeliosError
+from engine.errors import ConfigError, HeliosError
 from engine.request import SamplingParams, Usage
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, str]]
 _CONNECT_S = 5.0
+ANY_VOCABULARY = 2**24
+"""The flags name no token ids, so it does not matter how many there are."""
 
 
 class ServerError(HeliosError):
@@ -58,6 +60,8 @@ class Server:
     """A running server, by its OpenAI protocol."""
 
     def __init__(self, url: str, model: str) -> None:
+        """Raises ConfigError for what is no address of a server."""
+        _must_be_http(url)
         self._url = url.rstrip("/")
         self.model = model
 
@@ -82,10 +86,12 @@ class Server:
 
 
 def local_params(sampling: Mapping[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
-    """Sampling parameters of command-line flags."""
+    """Sampling parameters of command-line flags. Raises InvalidRequestError before any model is loaded."""
+    from engine.sampling.validate import validate
+
     from ..openai.sampling import Sampling, validated
 
-    return validated(Sampling, sampling).sampling_params(defaults or SamplingParams())
+    return validate(validated(Sampling, sampling).sampling_params(defaults or SamplingParams()), ANY_VOCABULARY)
 
 
 def load_llm(model: str, engine: Mapping[str, Any]) -> "LLM":
@@ -97,7 +103,8 @@ def load_llm(model: str, engine: Mapping[str, Any]) -> "LLM":
 
 
 def get_json(url: str, path: str) -> Any:
-    """A JSON answer of a server. Raises ServerError."""
+    """A JSON answer of a server. Raises ServerError, ConfigError for what is no address of one."""
+    _must_be_http(url)
     try:
         response = httpx.get(url.rstrip("/") + path, timeout=30.0)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -105,6 +112,15 @@ def get_json(url: str, path: str) -> Any:
     if response.is_error:
         raise ServerError(_words(response))
     return response.json()
+
+
+def _must_be_http(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"'{url}' is not the address of a server; write it like http://127.0.0.1:8000")
 
 
 def _events(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from engine.config import format_bytes
@@ -13,12 +12,15 @@ from engine.config import format_bytes
 from ..state import DEFAULT_APP, not_running, running_url
 from . import options as o
 from .sources import get_json
+from .terminal import Terminal
 
-_COLUMNS = ("model", "#", "state", "run", "wait", "tokens", "tok/s", "KV blocks", "memory")
+_COLUMNS = ("model", "#", "state", "restarts", "run", "wait", "tokens", "tok/s", "KV blocks", "memory")
 
 
 def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJson = False) -> None:
     """Show the models of a running app: state, queue, tokens, speed, KV cache and memory.
+
+    Tokens and speed are those since the replica was started last.
 
     Examples:
 
@@ -33,7 +35,7 @@ def status(url: o.Url = None, app: o.AppOrDefault = DEFAULT_APP, as_json: o.AsJs
     if as_json:
         typer.echo(json.dumps(report))
         return
-    Console().print(_table(report, found))
+    Terminal().print(_table(report, found))
     if error := report.get("error"):
         typer.echo(error, err=True)
 
@@ -54,7 +56,8 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     """The replica's own numbers; the router's, which are a report old, where it does not answer."""
     stats = replica.get("stats", {})
     queue = {**replica, **stats}
-    first = (str(replica["replica"]), replica["state"], str(queue["running"]), str(queue["waiting"]))
+    numbers = (str(queue[name]) for name in ("restarts", "running", "waiting"))
+    first = (str(replica["replica"]), replica["state"], *numbers)
     if not stats:
         return *first, replica.get("error", "")
     tokens, busy_s = stats["generated_tokens"], stats["busy_s"]

@@ -7,7 +7,8 @@ from starlette.requests import Request
 
 from engine.errors import InvalidRequestError, OverloadedError
 
-from ..openai.errors import BodyTooLargeError
+from ..openai.errors import BodyTooLargeError, EncodedBodyError
+from ..openai.fields import shown
 
 _RETRY_S = 1.0
 
@@ -43,7 +44,9 @@ class Slots:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The request's body. Raises BodyTooLargeError as soon as it is known to be too long."""
+    """The request's body. Raises BodyTooLargeError as soon as it is known to be too long, EncodedBodyError."""
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise EncodedBodyError(f"the body's Content-Encoding is {shown(encoding)}; send it as it is, uncompressed")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)

@@ -17,6 +17,7 @@ from engine.errors import ModelNotFoundError
 
 from ..cli.group import HeliosGroup
 from ..cli.options import AsJson
+from ..cli.terminal import Terminal
 from .describe import Description, Listed
 from .steps import Report
 
@@ -45,7 +46,7 @@ def list_(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in listed], indent=2))
     else:
-        Console().print(_table(listed))
+        Terminal().print(_table(listed))
 
 
 @models_app.command()
@@ -121,7 +122,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=2))
     else:
-        Console().print(_details(description))
+        Terminal().print(_details(description))
 
 
 @models_app.command()
@@ -147,8 +148,10 @@ def remove(
 
 
 def _table(listed: list[Listed]) -> Table:
-    columns = ("model", "in store", "from", "licence", "disk", "layers", "weights", "runs")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True, min_width=max((len(line.name) for line in listed), default=0))
+    for name in ("in store", "from", "licence", "disk", "layers", "weights", "runs"):
+        table.add_column(name, overflow="fold")
     for line in listed:
         table.add_row(
             line.name,

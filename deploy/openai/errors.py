@@ -14,6 +14,10 @@ class BodyTooLargeError(InvalidRequestError):
     """The request's body is longer than ``http.max_body_bytes``."""
 
 
+class EncodedBodyError(InvalidRequestError):
+    """The request's body is compressed."""
+
+
 class NotReadyError(HeliosError):
     """The model exists and cannot answer now: it is loading, or being started again."""
 
@@ -55,6 +59,8 @@ def reply_to(error: BaseException) -> ErrorReply:
     match error:
         case BodyTooLargeError():
             return ErrorReply(413, text, INVALID, code="request_too_large")
+        case EncodedBodyError():
+            return ErrorReply(415, text, INVALID, code="unsupported_encoding")
         case InvalidRequestError():
             return ErrorReply(400, text, INVALID, param=error.param)
         case ModelNotFoundError():

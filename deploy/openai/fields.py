@@ -4,6 +4,7 @@ A field that would change the result and is not served is an error, never ignore
 hints is accepted. So nothing a client asks for is dropped silently.
 """
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -85,12 +86,23 @@ def served_fields(body: Mapping[str, Any], served: Collection[str]) -> dict[str,
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value as an error message shows it: as Python writes it, cut to ``limit`` characters."""
-    text = repr(value)
+    """A value as an error message shows it: as JSON, a string in single quotes, cut to ``limit`` characters."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= limit else text[:limit] + "…"
 
 
+ELSEWHERE: Mapping[str, str] = {
+    "max_completion_tokens": "it is called max_tokens here",
+    "top_logprobs": "logprobs is the number of tokens here",
+    "messages": "conversations go to /v1/chat/completions",
+    "prompt": "prompts go to /v1/completions, messages here",
+}
+"""Fields of the other endpoint, and what they are here."""
+
+
 def _suggestion(name: str, served: Collection[str]) -> str:
+    if name in ELSEWHERE:
+        return f"; {ELSEWHERE[name]}"
     known = [*served, *REFUSED, *WITHOUT_EFFECT]
     close = get_close_matches(name, known, n=3)
     if close:

@@ -35,6 +35,19 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
     return path
 
 
+def make_home() -> Path:
+    """``home``, made if it is not there. Raises ConfigError if it cannot be."""
+    path = home()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, where models and state are kept, cannot be made: {error.strerror}; "
+            "set HELIOS_HOME to a directory of yours"
+        ) from None
+    return path
+
+
 def models_dir() -> Path:
     """The folder of the store's models; it need not exist."""
     return home() / "models"
@@ -44,6 +57,7 @@ def list_models() -> tuple[str, ...]:
     """The names in the store, sorted."""
     folder = models_dir()
     if not folder.is_dir():
+        make_home()
         return ()
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
 

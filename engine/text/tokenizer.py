@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, InvalidRequestError
-from ..spec import ModelSpec
+from ..spec import ModelSpec, read_json
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of these makes a directory one with a tokenizer."""
@@ -34,7 +34,7 @@ class Tokenizer:
         try:
             pretrained = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except Exception as error:  # whatever the reader of a damaged file trips over
-            raise CheckpointError(f"the tokenizer in {directory} cannot be read: {error}") from error
+            raise CheckpointError(_unreadable(directory, error)) from error
         if not pretrained.is_fast:
             raise CheckpointError(
                 f"the tokenizer in {directory} is a {type(pretrained).__name__} without {FILES[0]}; "
@@ -128,3 +128,14 @@ class Tokenizer:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [byte for byte in range(256) if byte not in printable]
         return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _unreadable(directory: Path, error: Exception) -> str:
+    """What is wrong with a tokenizer: the file's own fault where it can be told, else the reader's words."""
+    path = directory / FILES[0]
+    if path.is_file():
+        content = read_json(path)
+        lacking = [key for key in ("model", "added_tokens") if key not in content]
+        if lacking:
+            return f"{path} lacks {' and '.join(map(repr, lacking))}; copy the model's own {FILES[0]} there"
+    return f"the tokenizer in {directory} cannot be read: {error}; copy the model's own {FILES[0]} there"

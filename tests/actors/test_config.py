@@ -23,7 +23,12 @@ def test_memory_is_a_size_or_a_number_of_bytes():
     ("data", "said"),
     [
         ({}, "models is missing"),
-        ({"models": []}, "models"),
+        ({"models": []}, "models is an empty list; it must have at least one entry"),
+        ({"models": ["a"]}, "models[0] is 'a'; it must be a mapping"),
+        ({"models": [{"name": "a b"}]}, "models[0].name is 'a b'; it must be letters, digits"),
+        (_model(name=None), "models[0].name is null; it must be a valid string"),
+        (_model(memory=-3), "models[0].memory is -3; write it as 2GiB"),
+        (_model(memory=True), "models[0].memory is true; write it as 2GiB"),
         (_model(replicas="two"), "models[0].replicas is 'two'; it must be a valid integer"),
         (_model(replica=2), "models[0].replica is not a known key; did you mean replicas?"),
         (_model(memory="2 elephants"), "models[0].memory is '2 elephants'"),
@@ -53,6 +58,18 @@ def test_yaml_errors_name_file_and_line(tmp_path):
     path.write_text("models:\n  - name: a\n bad: [\n")
     with pytest.raises(ConfigError, match=r"app\.yaml, line 3"):
         load_config(path)
+
+
+def test_a_key_that_comes_twice_is_refused(tmp_path):
+    path = tmp_path / "app.yaml"
+    path.write_text("models:\n  - name: a\n    threads: 1\n    threads: 2\n")
+    with pytest.raises(ConfigError, match=r"app\.yaml, line 4, column 5: .*'threads' comes twice"):
+        load_config(path)
+
+
+def test_a_directory_is_no_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="is a directory; name a YAML file"):
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "holds nothing"), ("- a\n", "holds a list")])

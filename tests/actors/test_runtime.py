@@ -48,6 +48,16 @@ def test_a_cluster_that_cannot_be_reached_is_said_at_once_with_the_remedy(env, a
     assert said in _python(f"runtime.connect_ray({address})", env).stderr
 
 
+def test_what_listens_and_is_no_ray_is_seen_at_once(env):
+    code = (
+        "import socket; runtime.PROBE_S = 0.2; s = socket.create_server(('127.0.0.1', 0)); "
+        "runtime.connect_ray('127.0.0.1:%d' % s.getsockname()[1])"
+    )
+    said = _python(code, env).stderr
+    assert "Ray is not reachable at 127.0.0.1:" in said
+    assert "gcs_client" not in said
+
+
 @pytest.mark.cluster
 def test_our_cluster_outlives_who_started_it_and_ends_when_told(env):
     pid = int(_python("print(local.start_local_ray(num_cpus=1).pid)", env).stdout)

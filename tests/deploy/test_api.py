@@ -70,6 +70,22 @@ async def test_a_body_over_the_limit_is_refused_without_a_declared_length(client
     assert (await client.post("/v1/completions", content=chunks())).status_code == 413
 
 
+async def test_a_compressed_body_is_refused_as_such(client):
+    response = await client.post("/v1/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_encoding")
+    assert "'gzip'; send it as it is" in response.json()["error"]["message"]
+
+
+async def test_a_field_of_the_other_endpoint_is_told_what_it_is_here(client):
+    response = await client.post("/v1/completions", json={"prompt": "a", "max_completion_tokens": 5})
+    assert "it is called max_tokens here" in response.json()["error"]["message"]
+
+
+async def test_values_are_shown_as_json_has_them(client):
+    response = await client.post("/v1/completions", json={"prompt": None})
+    assert "'prompt' is null;" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/v1/completions", 405)])
 async def test_unknown_routes_are_refused_in_the_apis_own_shape(client, method, path, status):
     response = await client.request(method, path)

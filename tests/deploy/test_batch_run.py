@@ -78,16 +78,45 @@ def test_bad_lines_are_reported_and_the_others_run(batch):
             "{oops\n",
             {"prompt_ids": [5], "temperature": -1, "id": "cold"},
             {"prompt_ids": [99999]},
-            {"prompt_ids": []},
+            {"prompt_ids": [], "id": 7},
             {"prompt_ids": [6]},
         ]
     )
+    assert (rows[2]["id"], rows[5]["id"]) == (None, 7)
     assert (progress.done, progress.failed) == (6, 4)
     assert [number for number, row in sorted(rows.items()) if "error" in row] == [2, 3, 4, 5]
     assert rows[2]["error"].startswith("line 2: ")
     assert rows[3]["id"] == "cold"
     assert "temperature" in rows[3]["error"]
     assert batch([{"prompt_ids": [5]}, "{oops\n"])[0].failed == 1, "a resumed run still counts what failed"
+
+
+def test_a_line_that_is_refused_keeps_its_id(batch):
+    openai = {"custom_id": "q", "method": "GET", "url": "/v1/completions", "body": {"prompt": "a"}}
+    _, rows = batch([{"prompt_ids": [5], "temprature": 1, "id": "t"}, openai, {"prompt": "a", "id": [1]}])
+    assert [rows[number]["id"] for number in (1, 2, 3)] == ["t", "q", None]
+    assert all("error" in row for row in rows.values())
+
+
+def test_lines_of_openais_batch_api_run_as_ours_do(batch):
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": "auto", "messages": messages, "max_completion_tokens": 3, "logprobs": True}
+    _, rows = batch(
+        [
+            {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": body},
+            {"messages": messages, "max_tokens": 3, "logprobs": 0},
+            {"custom_id": "y", "url": "/v1/completions", "body": {"prompt": [5, 6], "max_tokens": 2}},
+            {"prompt_ids": [5, 6], "max_tokens": 2},
+            {"custom_id": "z", "url": "/v1/completions", "body": {"prompt": "a", "model": "gpt-9"}},
+            {"custom_id": "z", "url": "/v1/embeddings", "body": {}},
+        ]
+    )
+    for theirs, ours in ((1, 2), (3, 4)):
+        same = ("text", "usage", "finish_reason")
+        assert [rows[theirs][key] for key in same] == [rows[ours][key] for key in same]
+    assert (rows[1]["id"], rows[1]["logprobs"]) == ("x", rows[2]["logprobs"])
+    assert "choose it by --model" in rows[5]["error"]
+    assert "'url' is '/v1/embeddings'; it must be" in rows[6]["error"]
 
 
 def test_other_defaults_are_refused_before_anything_is_generated(batch):

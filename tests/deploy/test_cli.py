@@ -111,6 +111,15 @@ def test_a_signal_ends_a_command_as_an_interrupt_does(number, status):
     assert failing(Terminated(number)).exit_code == status
 
 
+def test_an_output_that_nobody_reads_ends_a_command_silently(tiny):
+    command = [sys.executable, "-c", "from deploy.cli import main; main()", "generate", "a", "-m", tiny, "-n", "300"]
+    with subprocess.Popen([*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(3)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_flags_override_the_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("models: [{name: a, dtype: bfloat16, threads: 2}]\nhttp: {port: 1234, host: 127.0.0.2}\n")
@@ -140,7 +149,12 @@ def test_a_model_beside_a_file_is_wrong_usage(tmp_path):
         (["status"], "helios serve"),
         (["status", "--url", "http://127.0.0.1:9"], "cannot be reached"),
         (["generate", "hi", "--url", "http://127.0.0.1:9"], "cannot be reached"),
-        (["generate", "hi", "--url", "no url"], "cannot be reached"),
+        (["generate", "hi", "--url", "banana"], "'banana' is not the address of a server; write it like http://"),
+        (["generate", "hi", "--url", "http://"], "is not the address of a server"),
+        (["generate", "hi", "-m", "no-such-model", "-t", "-1"], "temperature is -1"),
+        (["chat", "--offline", "-m", "no-such-model", "-t", "-1"], "temperature is -1"),
+        (["status", "--url", "banana"], "is not the address of a server"),
+        (["serve", "/tmp"], "/tmp is a directory; name a YAML file"),
         (["chat"], "--offline"),
         (["batch", "missing.jsonl", "-o", "out.jsonl"], "missing.jsonl cannot be read"),
     ],
@@ -232,6 +246,9 @@ def test_a_batch_runs_and_resumes(tiny, tmp_path):
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout)["done"] == 2
     assert json.loads(helios(*args).stdout)["resumed"] == 2
+    assert helios(*args[:-1]).stdout.startswith("nothing to do: ")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "id": 1}\n')
+    assert "of all 1 lines of" in helios(*args[:-1]).stdout
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 

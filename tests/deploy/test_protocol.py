@@ -3,6 +3,7 @@ import json
 import pytest
 
 from deploy.openai.body import decode_json
+from deploy.openai.fields import shown
 from deploy.openai.protocol import ChatRequest, CompletionRequest, parse
 from engine.errors import InvalidRequestError
 from engine.request import SamplingParams
@@ -99,7 +100,7 @@ def test_a_wrong_type_names_the_field_and_the_value(field, value):
     error = refusal(completion, **{field: value})
     assert error.param == field
     assert field in str(error)
-    assert repr(value) in str(error)
+    assert shown(value) in str(error)
 
 
 def test_a_missing_field_is_named():
@@ -229,7 +230,8 @@ def test_a_wrong_message_is_named(messages, param):
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b'{"a": ', "line 1, column"),
+        (b'{"a": ', "at column"),
+        (b'{\n"a": ', "line 2, column"),
         (b"", "not valid JSON"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": "\\ud800"}', "surrogate"),

@@ -115,3 +115,17 @@ def test_recent_decisions_are_kept_with_their_reasons(router):
     decision = router.assign("a", "r")
     assert router.snapshot().recent == (decision,)
     assert (decision.request_id, decision.reason) == ("r", "asked for by name")
+
+
+def test_lives_after_the_first_are_counted_as_restarts(router):
+    def restarts():
+        return router.snapshot().models[0].replicas[0].restarts
+
+    router.report(_report(epoch=5))
+    router.report(_report(epoch=5, running=1))
+    assert restarts() == 0
+    router.report(_report(epoch=6))
+    router.failed("a", 0, 6)
+    assert restarts() == 1
+    router.report(_report(epoch=7))
+    assert restarts() == 2

@@ -28,6 +28,13 @@ def test_home_is_the_environment_s_or_the_cache(monkeypatch: pytest.MonkeyPatch,
         store.home({"HELIOS_HOME": "here"})
 
 
+def test_a_home_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HELIOS_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(ConfigError, match=r"file/home, .* cannot be made: Not a directory; set HELIOS_HOME"):
+        store.list_models()
+
+
 def test_an_existing_directory_comes_before_a_name(tmp_path: Path) -> None:
     _add("small")
     assert store.resolve("small") == store.models_dir() / "small"

@@ -100,6 +100,12 @@ def test_a_directory_without_tokenizer_is_named(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_what_a_tokenizer_lacks_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json lacks 'model' and 'added_tokens'; copy"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_damaged_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=str(tmp_path)):
