@@ -15,12 +15,15 @@ from typing import Any, Literal
 
 from benchmarks.offload.cgroup import Group, memory_group
 from benchmarks.offload.floor import Floor, Rates, Shape, floor, prefill_rows
+from benchmarks.offload.pagecache import drop
 from benchmarks.offload.protocol import Job, events
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_S = 1.5
 """Seconds of reading that measure the disk."""
 PROBE_LIMIT_S = 180
+MOST_CACHED = 0.01
+"""Of a checkpoint's pages, how many may be cached outside a contestant's limit before a run is called unfair."""
 
 End = Literal["done", "out of memory", "time limit", "failed"]
 
@@ -61,6 +64,8 @@ class Outcome:
     """The process's own memory at the last word of it."""
     peak_bytes: int = 0
     """The most its control group held, page cache included."""
+    cached_share: float = 0.0
+    """Of the checkpoint's pages, those in the page cache outside the limit when the run began."""
     rates: Rates | None = None
     floor: Floor | None = None
     output: tuple[tuple[int, ...], ...] = ()
@@ -118,7 +123,11 @@ class Harness:
             if rates is not None:
                 best = floor(shape, rates, job.limit_bytes, batch, prompt, job.n_tokens)
                 outcome = replace(outcome, rates=rates, floor=best)
+            cached = drop(Path(job.model).glob("*.safetensors"))
+            if cached > MOST_CACHED:
+                print(f"{cached:.0%} of the checkpoint is in the page cache outside the limit; {program.name} profits")
             ended, output, errors, killed = self._execute(program, job, folder, group, self.limit_s)
+            outcome = replace(outcome, cached_share=cached)
             return _judge(outcome, ended, output, errors, killed, self.limit_s, group)
 
     def base_bytes(self, program: Program, job: Job) -> int:
