@@ -20,7 +20,7 @@ from benchmarks.offload.protocol import Job, events
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_S = 1.5
-"""Seconds of reading that measure the disk."""
+"""Seconds of reading that measure the disk, before a run and after it."""
 PROBE_LIMIT_S = 180
 MOST_CACHED = 0.01
 """Of a checkpoint's pages, how many may be cached outside a contestant's limit before a run is called unfair."""
@@ -120,15 +120,17 @@ class Harness:
         with self._folder() as folder, memory_group(job.limit_bytes if self.enforce else None) as group:
             job = replace(job, offload_dir=str(folder / "offload"))
             rates = self._probe(job, shape, batch, prompt, folder, group)
-            if rates is not None:
-                best = floor(shape, rates, job.limit_bytes, batch, prompt, job.n_tokens)
-                outcome = replace(outcome, rates=rates, floor=best)
             cached = drop(Path(job.model).glob("*.safetensors"))
             if cached > MOST_CACHED:
                 print(f"{cached:.0%} of the checkpoint is in the page cache outside the limit; {program.name} profits")
             ended, output, errors, killed = self._execute(program, job, folder, group, self.limit_s)
-            outcome = replace(outcome, cached_share=cached)
-            return _judge(outcome, ended, output, errors, killed, self.limit_s, group)
+            outcome = _judge(outcome, ended, output, errors, killed, self.limit_s, group)
+            if rates is not None:
+                after = self._probe(job, shape, batch, prompt, folder, group)
+                rates = rates.disk_averaged(after) if after else rates
+                best = floor(shape, rates, job.limit_bytes, batch, prompt, job.n_tokens)
+                outcome = replace(outcome, rates=rates, floor=best)
+            return replace(outcome, cached_share=cached)
 
     def base_bytes(self, program: Program, job: Job) -> int:
         """A contestant's own memory when it has all but the model."""
@@ -152,7 +154,8 @@ class Harness:
             print(f"the machine could not be measured within the limit: {_last_line(errors)}")
             return None
         products = {int(count): float(rate) for count, rate in said[0]["product_flops_s"]}
-        return Rates(said[0]["disk_bytes_s"], products[rows[1]], products[rows[0]], said[0]["base_bytes"])
+        disk = said[0]["disk_bytes_s"]
+        return Rates(disk, products[rows[1]], products[rows[0]], (disk, disk), said[0]["base_bytes"])
 
     def _execute(
         self, program: Program, job: Job, folder: Path, group: Group | None, limit_s: float
