@@ -2,7 +2,7 @@
 
 Each contestant is a process of its own in a fresh control group whose limit counts the page cache too. Beside every
 figure stands the floor: the bytes that must be read at the disk's rate, or the products at the processor's, both
-measured right before in the same group. The second part switches one idea off at a time; the third runs a real model.
+measured around the run in the same group. The second part switches one idea off at a time; the third runs a real model.
 """
 
 import argparse
