@@ -92,7 +92,10 @@ class ModelSpec:
         """
         config = read_json(directory / "config.json")
         generation = directory / "generation_config.json"
-        return cls.from_config(config, read_json(generation) if generation.exists() else {})
+        try:
+            return cls.from_config(config, read_json(generation) if generation.exists() else {})
+        except (CheckpointError, UnsupportedModelError) as error:
+            raise type(error)(f"{directory}: {error}") from None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "ModelSpec":

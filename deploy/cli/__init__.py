@@ -3,13 +3,13 @@
 import os
 import sys
 
+from .group import flush, heed_signals, status_of
+
 
 def main() -> None:
     """Entry point of the ``helios`` script."""
-    from .group import flush, heed_signals, status_of
-
-    heed_signals()
     try:
+        heed_signals()
         from .app import app
 
         app()

@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+import threading
+from types import FrameType
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +14,9 @@ from engine.errors import HeliosError
 
 TRACEBACK = "HELIOS_TRACEBACK"
 """Set to 1, errors are raised as they are."""
+
+
+RETRY_S = 0.01
 
 
 class Terminated(KeyboardInterrupt):
@@ -24,13 +29,28 @@ class Terminated(KeyboardInterrupt):
 
 def heed_signals() -> None:
     """Have SIGTERM and SIGHUP end a command as an interrupt does, save where one is ignored, as under nohup."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _terminate)
+            signal.signal(number, _end)
 
 
-def _terminate(number: int, _: object) -> NoReturn:
-    raise Terminated(number)
+def _end(number: int, frame: FrameType | None) -> None:
+    if _imports(frame):  # some packages swallow an interrupt of their import, and none can be imported a second time
+        again = threading.Timer(RETRY_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt
+    else:
+        raise Terminated(number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:

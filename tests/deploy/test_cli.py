@@ -111,6 +111,19 @@ def test_a_signal_ends_a_command_as_an_interrupt_does(number, status):
     assert failing(Terminated(number)).exit_code == status
 
 
+def test_an_interrupt_of_an_import_waits_for_its_end(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    print('cut')\n"
+    )
+    code = (
+        "import sys, time; from deploy.cli.group import heed_signals; heed_signals(); "
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "try:\n    import slow; print('whole', flush=True); time.sleep(10)\n"
+        "except KeyboardInterrupt:\n    print('ended')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "whole\nended\n"
+
+
 def test_an_output_that_nobody_reads_ends_a_command_silently(tiny):
     command = [sys.executable, "-c", "from deploy.cli import main; main()", "generate", "a", "-m", tiny, "-n", "300"]
     with subprocess.Popen([*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -77,3 +77,9 @@ def test_two_scalings_that_differ_are_refused_and_the_same_twice_is_not():
 def test_an_end_of_sequence_in_the_generation_config_is_checked_too():
     with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id is 320"):
         ModelSpec.from_config(LLAMA, {"eos_token_id": 320})
+
+
+def test_the_model_whose_config_is_wrong_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(UnsupportedModelError, match=f"{tmp_path}: model_type 'mamba' is not supported"):
+        ModelSpec.from_directory(tmp_path)
