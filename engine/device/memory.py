@@ -11,6 +11,8 @@ import psutil
 import torch
 from torch import Tensor
 
+UNLIMITED = 2**62
+
 
 def page_aligned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeroed memory of its own pages: direct I/O can fill it, and freeing it returns all of it to the system."""
@@ -43,13 +45,36 @@ def available_bytes() -> int:
 
 
 def _cgroup_available_bytes() -> int:
-    """What the container's limit leaves, or a very large number without one."""
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return int(Path(limit).read_text()) - int(Path(usage).read_text())
-        except (OSError, ValueError):
+    """What the limits of this process's control group, and of those it is in, leave; very much without one."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return UNLIMITED
+    least = UNLIMITED
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, limit, usage = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, usage = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
             continue
-    return 2**62
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            least = min(least, _left(folder, limit, usage))
+            if folder == root:
+                break
+    return least
+
+
+def _left(folder: Path, limit: str, usage: str) -> int:
+    """A group's limit less its usage; file pages that can be dropped are not counted as used."""
+    try:
+        left = int((folder / limit).read_text()) - int((folder / usage).read_text())
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            if name in ("inactive_file", "total_inactive_file"):
+                return left + int(value)
+    except (OSError, ValueError):
+        return UNLIMITED
+    return left
