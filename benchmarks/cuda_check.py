@@ -87,7 +87,13 @@ def offloaded(directory: Path) -> dict[str, float]:
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     ids = [prompt[:length] for prompt, length in zip(prompts(8, 300), (1, 5, 64, 65, 130, 200, 299, 300), strict=True)]
     found = {}
-    common: dict[str, Any] = {"device": "cuda", "dtype": "float32", "prefill_rows": 120, "max_sequences": 8, "context": 512}
+    common: dict[str, Any] = {
+        "device": "cuda",
+        "dtype": "float32",
+        "prefill_rows": 120,
+        "max_sequences": 8,
+        "context": 512,
+    }
     with LLM(str(directory), **common) as llm:
         expected = [[token.id for token in completion.tokens] for completion in llm.generate(ids, params)]
     for name, settings in OFFLOADS.items():

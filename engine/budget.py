@@ -29,11 +29,15 @@ TYPICAL_LENGTH = 1024
 SCRATCH_BYTES = 2**25
 """What one attention group gathers at most, unless a single sequence is longer."""
 SLOTS = 3
-"""Buffers that weights on their way pass through: one in use and two being filled keep the disk busy. Likewise KV."""
+"""Buffers that KV and hidden states on their way pass through: one in use and two being filled keep the disk busy."""
+WEIGHT_SLOTS_SHARE = 0.1
+"""Of the memory, what SLOTS buffers for weights may take; else there are two, which do while reading is the slower."""
 KV_SLOT_BYTES = 2**25
 """Size of a buffer that KV passes through, unless a single sequence needs more or the budget is small."""
 SAMPLER_SHARE = 0.05
 """Of the memory, what sampling may take before it does fewer rows at a time."""
+TOY_BYTES = 2**23
+"""In less than this only toy models run, for which the libraries keep next to nothing."""
 REMEDIES: dict[TierName, str] = {
     "device": "Raise memory_bytes, lower kv_tokens or max_sequences, or use a smaller model or dtype",
     "host": "Raise host_bytes, lower kv_host_tokens or activation_host_rows, or place fewer weights on the host",
@@ -58,6 +62,9 @@ class Budget:
     expansion_bytes: int
     """Of the buffer that a quantised unit is expanded into."""
     sampler: Sampler
+    weight_slots: int
+    """Buffers that weights which are not resident pass through."""
+    library_bytes: int
     work_bytes: int
     """Activations and the sampler's workspace."""
     activation_rows: tuple[int, int, int]
@@ -110,6 +117,8 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
         kv_format=terms.kv_format,
         expansion_bytes=sizes.expansion,
         sampler=terms.sampler,
+        weight_slots=terms.weight_slots,
+        library_bytes=terms.libraries,
         work_bytes=terms.work,
         activation_rows=activation_rows(config),
         activation_slot_bytes=terms.activation_slot,
@@ -131,11 +140,13 @@ class _Terms:
 
     work: int
     scratch: int
+    libraries: int
     small: int
     """Norms and biases."""
     kv_slots: int
     activation_slot: int
     weight_slot: int
+    weight_slots: int
     weights: int
     """All matrices, if they were resident."""
     kv_block: int
@@ -155,17 +166,21 @@ class _Terms:
         sampler = _sampler(config, spec, device, capacity)
         longest = blocks_for(context)
         expander = Expander.workspace_bytes() if sizes.quantisation else 0
-        scratch_blocks = max(longest, min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE)) // layer_block)
+        scratch_bytes = min(SCRATCH_BYTES, int(capacity * BUFFER_SHARE))
+        scratch_blocks = max(longest, min(scratch_bytes // layer_block, longest * config.max_sequences))
         offloads = any(activation_rows(config)[1:])
         staged = bool(config.kv_disk_tokens) + bool(config.kv_host_tokens and not config.delegate)
-        kv_slot = max(longest, min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE)) // layer_block) * layer_block
+        kv_slot_bytes = min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE))
+        kv_slot = max(longest, min(kv_slot_bytes // layer_block, longest * config.max_sequences)) * layer_block
         return cls(
             work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
             scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
+            libraries=min(device.library_bytes, max(0, capacity - TOY_BYTES) // 2),
             small=sizes.all_small,
             kv_slots=staged * SLOTS * kv_slot,
             activation_slot=config.tile_rows * spec.hidden_size * device.dtype.itemsize if offloads else 0,
             weight_slot=sizes.slot,
+            weight_slots=SLOTS if SLOTS * sizes.slot <= capacity * WEIGHT_SLOTS_SHARE else 2,
             weights=sizes.all_matrices,
             kv_block=layer_block * spec.n_layers,
             elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
@@ -177,11 +192,11 @@ class _Terms:
 
     @property
     def fixed_bytes(self) -> int:
-        return self.work + self.scratch + self.small + self.kv_slots + SLOTS * self.activation_slot
+        return self.work + self.scratch + self.libraries + self.small + self.kv_slots + SLOTS * self.activation_slot
 
     def slots_bytes(self, streams: bool) -> int:
-        """Weights pass through one slot when they are loaded, and through SLOTS when they are in every sweep."""
-        return (SLOTS if streams else 1) * self.weight_slot
+        """Weights pass through one slot when they are loaded, and through several when they are in every sweep."""
+        return (self.weight_slots if streams else 1) * self.weight_slot
 
     def refusal(self, capacity: int, resident: int, streams: bool, least: int, dtype: torch.dtype) -> str:
         return (

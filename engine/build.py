@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from .batch import BatchBuilder
 from .block import DecoderBlock
-from .budget import SLOTS, Budget, divide
+from .budget import Budget, divide
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig
@@ -87,6 +87,7 @@ def _assemble(
 ) -> Parts:
     tiers = budget.tiers
     tiers["device"].hold(budget.work_bytes, "activations")
+    tiers["device"].hold(budget.library_bytes, "libraries")
     homes = open_homes(config, spec, device, budget, opened)  # before the weights: what the disk lacks shows at once
     activations = open_activations(config, spec, device, budget, opened)
     layouts = Layouts(checkpoint, spec, device.dtype)
@@ -97,7 +98,7 @@ def _assemble(
         device,
         tiers,
         budget.placement,
-        n_slots=SLOTS,
+        n_slots=budget.weight_slots,
         expansion_bytes=budget.expansion_bytes,
         read_ahead=config.read_ahead,
         progress=progress,

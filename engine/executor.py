@@ -11,6 +11,9 @@ from .block import DecoderBlock
 from .sweep import Sweep
 from .weight_store import WeightStore
 
+TRIM_ROWS = 256
+"""A sweep of more rows leaves so much freed memory behind that it is given back."""
+
 
 class Executor:
     """Runs sweeps of one model on one device."""
@@ -42,6 +45,8 @@ class Executor:
                 states.step(partial(self.block.mlp, mlp))
         states.end(sweep.sink.take)
         result = sweep.sink.result(batch)
+        if rows > TRIM_ROWS:
+            self.block.device.trim()
         for share in sweep.shares:
             share.sequence.kv.set(sweep.layers, share.start + share.count)
         return result

@@ -12,7 +12,7 @@ from .config import TierName, format_bytes
 from .device import Device, Slot
 from .errors import OutOfMemoryError
 
-Use = Literal["weights", "kv", "activations", "boundary", "workspace", "io"]
+Use = Literal["weights", "kv", "activations", "boundary", "workspace", "io", "libraries"]
 
 
 class Tier:

@@ -2,7 +2,7 @@
 
 Each contestant is a process of its own in a fresh control group whose limit counts the page cache too. Beside every
 figure stands the floor: the bytes that must be read at the disk's rate, or the products at the processor's, both
-measured right before in the same group. The second part switches one idea off at a time; the third runs a real model.
+measured around the run in the same group. The second part switches one idea off at a time; the third runs a real model.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     args.batches = args.batches or ([1, 4] if args.quick else [1, 8, 32, 64])
     args.tokens = args.tokens or ([4] if args.quick else [16, 64])
     args.ablation_batch = args.ablation_batch or (8 if args.quick else 32)
-    args.memory_mib = args.memory_mib or (256 if args.quick else 2048)
+    args.memory_mib = args.memory_mib or (320 if args.quick else 2048)
     return args
 
 
@@ -76,8 +76,14 @@ def targets(report: Report, results: Results) -> None:
             )
             if peers_best:
                 ratios.append(outcome.rate / peers_best if outcome.end == "done" else 0.0)
+        if ours and batch in results_batches(results) and not ratios:
+            print(f"batch {batch}: no peer finished or was still running at the time limit; there is no ratio")
         if ratios:
             report.target(f"batch {batch}, against the best peer", min(ratios), bound)
+
+
+def results_batches(results: Results) -> set[int]:
+    return {outcome.batch for outcome in results.outcomes if outcome.contestant in NAMES}
 
 
 def agreement(results: Results) -> dict[str, float]:

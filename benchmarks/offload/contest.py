@@ -16,7 +16,7 @@ from engine.errors import HeliosError
 from engine.kv import BLOCK
 
 MIB = 2**20
-RESERVE_BYTES = 32 * MIB
+RESERVE_BYTES = 8 * MIB
 """What helios leaves of the limit for the interpreter's and the allocator's own growth."""
 SPLITS = 2
 """Times a peer that ran out of memory may try again with half as many sequences at once."""
@@ -60,7 +60,7 @@ def random_setting(args: argparse.Namespace, cache: Path, names: list[str]) -> S
         model=str(directory),
         shape=Shape.of(str(directory)),
         limit_bytes=dict.fromkeys(names, args.memory_mib * MIB),
-        reserve_bytes=RESERVE_BYTES // 4 if args.quick else RESERVE_BYTES,
+        reserve_bytes=RESERVE_BYTES,
         batches=tuple(args.batches),
         lengths=tuple(args.tokens),
     )
@@ -145,7 +145,8 @@ def helios_options(setting: Setting, batch: int, n_tokens: int) -> dict[str, Any
     """All sequences in one block, their KV in memory if that takes no more than half of the limit, else on disk."""
     context = setting.prompt + n_tokens
     positions = batch * -(-context // BLOCK) * BLOCK
-    options: dict[str, Any] = {"context": context, "max_sequences": batch, "max_queued": batch, "prefill_rows": 512}
+    options: dict[str, Any] = {"context": context, "max_sequences": batch, "max_queued": batch}
+    options["prefill_rows"] = min(512, batch * setting.prompt)
     if positions * setting.shape.kv_token_bytes <= setting.limit_bytes[HELIOS.name] // 2:
         return options | {"kv_tokens": positions}
     return options | {"kv_tokens": 0, "kv_disk_tokens": positions}

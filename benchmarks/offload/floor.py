@@ -1,6 +1,6 @@
 """The least time a run can take: what must be read at the disk's rate, or the products at the processor's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,15 +49,22 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured right before a run, within its limit."""
+    """Measured around a run, within its limit."""
 
     disk_bytes_s: float
     prefill_flops_s: float
     """At the rows of a prefill tile."""
     decode_flops_s: float
     """At one row for each sequence."""
+    disk_before_after: tuple[float, float]
+    """The two measurements that ``disk_bytes_s`` is the mean of: a shared disk has bursts."""
     base_bytes: int
     """What Python and torch take themselves; nobody can keep weights there."""
+
+    def disk_averaged(self, after: "Rates") -> "Rates":
+        """With the disk's rate as the mean of this and of what was measured after the run."""
+        both = (self.disk_bytes_s, after.disk_bytes_s)
+        return replace(self, disk_bytes_s=sum(both) / 2, disk_before_after=both)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,15 @@ from typing import Any, Literal
 
 from benchmarks.offload.cgroup import Group, memory_group
 from benchmarks.offload.floor import Floor, Rates, Shape, floor, prefill_rows
+from benchmarks.offload.pagecache import drop
 from benchmarks.offload.protocol import Job, events
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_S = 1.5
-"""Seconds of reading that measure the disk."""
+"""Seconds of reading that measure the disk, before a run and after it."""
 PROBE_LIMIT_S = 180
+MOST_CACHED = 0.01
+"""Of a checkpoint's pages, how many may be cached outside a contestant's limit before a run is called unfair."""
 
 End = Literal["done", "out of memory", "time limit", "failed"]
 
@@ -61,6 +64,8 @@ class Outcome:
     """The process's own memory at the last word of it."""
     peak_bytes: int = 0
     """The most its control group held, page cache included."""
+    cached_share: float = 0.0
+    """Of the checkpoint's pages, those in the page cache outside the limit when the run began."""
     rates: Rates | None = None
     floor: Floor | None = None
     output: tuple[tuple[int, ...], ...] = ()
@@ -115,11 +120,17 @@ class Harness:
         with self._folder() as folder, memory_group(job.limit_bytes if self.enforce else None) as group:
             job = replace(job, offload_dir=str(folder / "offload"))
             rates = self._probe(job, shape, batch, prompt, folder, group)
+            cached = drop(Path(job.model).glob("*.safetensors"))
+            if cached > MOST_CACHED:
+                print(f"{cached:.0%} of the checkpoint is in the page cache outside the limit; {program.name} profits")
+            ended, output, errors, killed = self._execute(program, job, folder, group, self.limit_s)
+            outcome = _judge(outcome, ended, output, errors, killed, self.limit_s, group)
             if rates is not None:
+                after = self._probe(job, shape, batch, prompt, folder, group)
+                rates = rates.disk_averaged(after) if after else rates
                 best = floor(shape, rates, job.limit_bytes, batch, prompt, job.n_tokens)
                 outcome = replace(outcome, rates=rates, floor=best)
-            ended, output, errors, killed = self._execute(program, job, folder, group, self.limit_s)
-            return _judge(outcome, ended, output, errors, killed, self.limit_s, group)
+            return replace(outcome, cached_share=cached)
 
     def base_bytes(self, program: Program, job: Job) -> int:
         """A contestant's own memory when it has all but the model."""
@@ -143,7 +154,8 @@ class Harness:
             print(f"the machine could not be measured within the limit: {_last_line(errors)}")
             return None
         products = {int(count): float(rate) for count, rate in said[0]["product_flops_s"]}
-        return Rates(said[0]["disk_bytes_s"], products[rows[1]], products[rows[0]], said[0]["base_bytes"])
+        disk = said[0]["disk_bytes_s"]
+        return Rates(disk, products[rows[1]], products[rows[0]], (disk, disk), said[0]["base_bytes"])
 
     def _execute(
         self, program: Program, job: Job, folder: Path, group: Group | None, limit_s: float

@@ -107,7 +107,6 @@ def draw(path: Path, contest: Results, real: Results, variants: Mapping[str, Out
 
 def _contest_bars(axis: Axes, results: Results) -> None:
     if results.setting is None or not results.outcomes:
-        axis.text(0.5, 0.5, "not run", ha="center")
         axis.set_axis_off()
         return
     n_tokens = max(outcome.n_tokens for outcome in results.outcomes)
@@ -128,4 +127,6 @@ def _contest_bars(axis: Axes, results: Results) -> None:
             axis.hlines(max(floors), x - 0.45, x + 0.45, color="black", label="floor" if x == 0 else "")
     axis.set(title=f"{results.setting.title.split(',')[0]}, {n_tokens} new tokens", ylabel="tokens/s", yscale="log")
     axis.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
-    axis.legend(fontsize=8)
+    reached = [outcome.rate for outcome in shown if outcome.rate]
+    axis.set_ylim(bottom=min(reached, default=1.0) / 3)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.08), ncols=3)

@@ -100,6 +100,15 @@ class Device(ABC):
     def open_slot(self, n_bytes: int) -> Slot:
         """A slot for so many bytes."""
 
+    @property
+    @abstractmethod
+    def library_bytes(self) -> int:
+        """What torch's libraries keep on the device beside all that the engine asks for."""
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Give back host memory that a large sweep used and nothing uses now."""
+
     @abstractmethod
     def available_bytes(self) -> int:
         """Memory this process can still take on the device."""

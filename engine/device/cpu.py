@@ -14,7 +14,7 @@ from torch import Tensor
 from ..quant.matrix import PackedMatrix
 from ..weights import Matrix
 from .base import Device
-from .memory import available_bytes, page_aligned
+from .memory import available_bytes, page_aligned, trim
 
 FUSED_ATTENTION_ELEMENTS = 130_000
 """Elements of K up to which torch's fused attention decodes faster on a CPU than two batched products do. It works
@@ -23,6 +23,10 @@ with 32 KV heads (bf16, two threads)."""
 
 QUERY_ROWS = 128
 """Positions of a chunk that attend together on a CPU, each block of them only to the keys that its last one sees."""
+KERNELS = 32
+"""Kernels oneDNN keeps, of which each number of rows takes five: it would keep 1024, at half a MiB each."""
+LIBRARY_BYTES = 32 * 2**20
+"""Kernels, packing buffers and free memory between blocks in use, as measured by tests/engine/peak.py."""
 SCORES = 2**23
 """Attention scores that a block of a chunk may take; a long context makes the blocks smaller, down to 16 positions."""
 
@@ -34,6 +38,8 @@ class CpuDevice(Device):
         self.torch_device = torch.device("cpu")
         self.dtype = dtype
         torch.set_num_threads(threads)
+        for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+            os.environ.setdefault(cache, str(KERNELS))  # read when the first product is made
         packable = dtype == torch.float32 or (dtype == torch.bfloat16 and cpu_multiplies_bf16())
         self._packs = packable and torch._C._has_mkldnn
         self._gemv = dtype == torch.bfloat16
@@ -107,6 +113,13 @@ class CpuDevice(Device):
 
     def open_slot(self, n_bytes: int) -> "HostSlot":
         return HostSlot(page_aligned((n_bytes,), torch.uint8))
+
+    @property
+    def library_bytes(self) -> int:
+        return LIBRARY_BYTES
+
+    def trim(self) -> None:
+        trim()
 
     def available_bytes(self) -> int:
         return available_bytes()

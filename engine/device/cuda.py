@@ -12,6 +12,9 @@ from ..quant.matrix import PackedMatrix
 from ..weights import Matrix
 from .base import Device
 
+LIBRARY_BYTES = 128 * 2**20
+"""cuBLAS and attention workspaces. An estimate: not measured."""
+
 
 class CudaDevice(Device):
     """One GPU. Index tensors go through pinned memory on the compute stream."""
@@ -65,6 +68,13 @@ class CudaDevice(Device):
 
     def open_slot(self, n_bytes: int) -> "CudaSlot":
         return CudaSlot(n_bytes, self.torch_device, self._copies)
+
+    @property
+    def library_bytes(self) -> int:
+        return LIBRARY_BYTES
+
+    def trim(self) -> None:
+        self._host.trim()
 
     def available_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.torch_device)[0])

@@ -141,7 +141,7 @@ def test_many_small_cohorts_give_the_same_tokens(
     expected = ids(LLM(str(tiny_model(name)), dtype="float32", threads=1).generate(prompts, GREEDY))
     llm = offloaded(
         tiny_model(name),
-        memory_bytes=1_500_000,
+        memory_bytes=1_700_000,
         weights=ALL_ON_DISK,
         kv_tokens=48,
         kv_disk_tokens=1500,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from engine.config import TierName
 from engine.errors import ConfigError
@@ -45,6 +45,7 @@ def test_a_range_names_both_its_ends() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@settings(max_examples=20)
 @given(seed=st.randoms(use_true_random=False))
 def test_what_grouped_writes_is_what_named_reads(spec: ModelSpec, seed: object) -> None:
     placement: dict[Unit, TierName] = {

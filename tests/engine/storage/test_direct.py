@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 from engine.device.memory import page_aligned
@@ -84,6 +84,7 @@ def ranges() -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(place, place).map(lambda two: (min(two), abs(two[0] - two[1])))
 
 
+@settings(deadline=None, max_examples=60)
 @given(part=ranges(), shift=st.one_of(st.none(), st.integers(0, ALIGN - 1)), direct=st.booleans())
 def test_any_range_is_read_to_any_address(
     path: Path, bounce: Bounce, part: tuple[int, int], shift: int | None, direct: bool
@@ -97,6 +98,7 @@ def test_any_range_is_read_to_any_address(
     assert got == content()[offset : offset + count]
 
 
+@settings(deadline=None, max_examples=60)
 @given(parts=st.lists(ranges(), min_size=2, max_size=6))
 def test_blocks_kept_from_earlier_reads_hold_what_the_file_does(
     path: Path, bounce: Bounce, parts: list[tuple[int, int]]
@@ -109,6 +111,7 @@ def test_blocks_kept_from_earlier_reads_hold_what_the_file_does(
         file.close()
 
 
+@settings(deadline=None, max_examples=60)
 @given(part=ranges())
 def test_a_window_shows_any_range(file: SourceFile, bounce: Bounce, part: tuple[int, int]) -> None:
     offset, count = part

@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 from engine.device import CpuDevice, Slot
@@ -138,6 +138,7 @@ def test_without_reading_ahead_nothing_is_read_before_it_is_asked_for(
 
 
 @pytest.mark.parametrize("ahead", [True, False])
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_order_of_visits_is_served(ahead: bool, data: st.DataObject) -> None:
     """Skipping, going back, visiting keys that nobody announced, and announcing anew, with writes in between."""

@@ -34,7 +34,7 @@ def spill(kind: str, directory: Path, unit: int) -> SpillFile | SpillMemory:
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-@settings(max_examples=25)
+@settings(max_examples=15, deadline=None)
 @given(
     unit=st.sampled_from([ALIGN, 2 * ALIGN, 1024, 1000]),
     writes=st.lists(st.tuples(st.integers(0, UNITS - 1), st.integers(1, 4)), max_size=8),
