@@ -87,13 +87,13 @@ async def test_a_resumed_sequence_goes_on_where_the_first_stopped(actor):
 
 async def test_one_poll_brings_the_deltas_of_all_of_an_owners_sequences(actor):
     opened = [await actor.begin("me", "hello", GREEDY, f"r{i}") for i in range(4)]
-    seen, calls = {}, 0
-    while sum(delta.finish_reason is not None for delta in seen.values()) < 4:
-        for delta in await actor.poll("me", opened[0].epoch):
-            seen[delta.request_id] = delta
-        calls += 1
-    assert set(seen) == {"r0", "r1", "r2", "r3"}
-    assert calls < 4 * 12
+    async with asyncio.timeout(10):
+        while (await actor.stats()).finished_requests < 4:
+            await asyncio.sleep(0.01)
+    deltas = await actor.poll("me", opened[0].epoch)
+    assert [delta.request_id for delta in deltas] == ["r0", "r1", "r2", "r3"]
+    assert [len(delta.tokens) for delta in deltas] == [12] * 4
+    assert all(delta.finish_reason == "length" for delta in deltas)
 
 
 async def test_polling_for_another_life_is_told_that_the_sequences_are_gone(actor):
