@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
 from torch.profiler import record_function
 
 from .build import Parts, build
@@ -199,13 +200,25 @@ class Engine:
             return True
         sampled = [share.sequence for share in shares if share.logit_rows]
         with record_function("helios::sample"):
-            tokens = self._sampler.sample(logits, [_sampling_row(sequence) for sequence in sampled])
+            tokens = self._sample(logits, [_sampling_row(sequence) for sequence in sampled])
         for sequence, token in zip(sampled, tokens, strict=True):
-            self._accept(sequence, token)
+            if isinstance(token, HeliosError):
+                self._fail([sequence], token)
+            else:
+                self._accept(sequence, token)
         self._counters.sweeps += 1
         self._counters.busy_s += time.perf_counter() - started
         self._deliver()
         return True
+
+    def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[Token | HeliosError]:
+        """The token of each row, or why there is none."""
+        try:
+            return [*self._sampler.sample(logits, rows)]
+        except HeliosError as error:
+            if len(rows) == 1:
+                return [error]
+            return [self._sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]  # the others are well
 
     def close(self) -> None:
         """Stop the threads that read ahead and close files. The engine cannot be used any more."""

@@ -12,7 +12,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError
 from engine.llm import LLM
-from engine.request import Completion, Delta, Request, SamplingParams
+from engine.request import Completion, Delta, Request, SamplingParams, Token
+from engine.sampling import SamplingRow
 from tests.engine.test_parity import random_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -206,3 +207,21 @@ def test_a_bad_configuration_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         Engine.load(replace(EngineConfig(str(tiny_model("llama"))), **{field: value}))
+
+
+def test_logits_that_are_not_finite_end_their_request_and_no_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = llm.engine._sampler.sample
+
+    def damaged(logits: torch.Tensor, rows: list[SamplingRow]) -> list[Token]:
+        for i, row in enumerate(rows):
+            if len(row.prompt_ids) == 3 and row.position == 5:
+                logits[i, 7] = torch.nan
+        return sample(logits, rows)
+
+    prompts = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]
+    expected = [ids(completion) for completion in llm.generate(prompts, GREEDY)]
+    monkeypatch.setattr(llm.engine._sampler, "sample", damaged)
+    completions = llm.generate(prompts, GREEDY)
+    assert [completion.finish_reason for completion in completions] == ["length", "error", "length"]
+    assert "not finite" in str(completions[1].error)
+    assert [ids(c) for c in completions] == [expected[0], expected[1][:2], expected[2]]
