@@ -213,6 +213,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(llm: LLM, mon
     sample = llm.engine._sampler.sample
 
     def damaged(logits: torch.Tensor, rows: list[SamplingRow]) -> list[Token]:
+        logits = logits.clone()
         for i, row in enumerate(rows):
             if len(row.prompt_ids) == 3 and row.position == 5:
                 logits[i, 7] = torch.nan
