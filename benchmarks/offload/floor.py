@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint.store import resolve
-from engine.kv import BLOCK, block_bytes
+from engine.kv import BLOCK, KVFormat
+from engine.sizes import Sizes
 from engine.spec import ModelSpec
-from engine.units import Unit, matrix_bytes
+from engine.units import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Shape:
     @classmethod
     def of(cls, model: str) -> "Shape":
         spec = ModelSpec.from_directory(resolve(model))
-        layer = sum(matrix_bytes(spec, Unit(kind), torch.bfloat16) for kind in ("attention", "mlp"))
+        layer = sum(Sizes(spec, torch.bfloat16).matrices(Unit(kind)) for kind in ("attention", "mlp"))
         return cls(
             n_layers=spec.n_layers,
             hidden=spec.hidden_size,
@@ -38,7 +39,7 @@ class Shape:
             vocab=spec.vocab_size,
             layers_bytes=layer * spec.n_layers,
             head_bytes=2 * spec.vocab_size * spec.hidden_size,
-            kv_token_bytes=block_bytes(spec, torch.bfloat16, spec.n_layers) // BLOCK,
+            kv_token_bytes=KVFormat(spec, torch.bfloat16).block_bytes * spec.n_layers // BLOCK,
         )
 
     @property
