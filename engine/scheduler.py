@@ -150,12 +150,15 @@ class Scheduler:
         return count
 
     def _admit(self) -> bool:
-        """Move the longest waiting sequence to the running ones if its blocks, and one for each other, are free."""
+        """Move the longest waiting sequence to the running ones if its blocks are free.
+
+        So must be one for each other that may still need one, or it would soon be thrown out again.
+        """
         if not self.waiting or len(self.running) >= self.max_sequences:
             return False
         sequence = self.waiting[0]
         for home in self.homes:
-            others = sum(other.home is home for other in self.running)
+            others = sum(other.home is home and _may_grow(other) for other in self.running)
             need, spare = (sequence.longest, 0) if home.reserves else (len(sequence.tokens), others)
             if blocks_for(need) + spare <= home.pool.free_blocks:
                 break
@@ -195,3 +198,8 @@ class Scheduler:
             sequence.home.pool.give_back(sequence.blocks)
         sequence.home, sequence.blocks = None, []
         sequence.kv.cut(0)
+
+
+def _may_grow(sequence: Sequence) -> bool:
+    """Whether a running sequence does not yet have the blocks of its longest possible life."""
+    return len(sequence.blocks) < blocks_for(sequence.longest)
