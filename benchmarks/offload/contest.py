@@ -16,7 +16,7 @@ from engine.errors import HeliosError
 from engine.kv import BLOCK
 
 MIB = 2**20
-RESERVE_BYTES = 32 * MIB
+RESERVE_BYTES = 80 * MIB
 """What helios leaves of the limit for the interpreter's and the allocator's own growth."""
 SPLITS = 2
 """Times a peer that ran out of memory may try again with half as many sequences at once."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.offload.protocol import Clock, Job, job_of_argument, own_bytes, run, say
+from engine.device.memory import available_bytes
 from engine.llm import LLM
 from engine.request import Delta, SamplingParams
 from engine.text.tokenizer import Tokenizer
@@ -13,7 +14,8 @@ from engine.text.tokenizer import Tokenizer
 def load(job: Job) -> Callable[[list[list[int]], Clock], list[list[int]]]:
     """The engine with all that the limit leaves beside this process and ``reserve_bytes``."""
     options = dict(job.options)
-    memory = job.limit_bytes - own_bytes() - options.pop("reserve_bytes") - (options.get("host_bytes") or 0)
+    left = min(job.limit_bytes - own_bytes(), available_bytes())
+    memory = left - options.pop("reserve_bytes") - (options.get("host_bytes") or 0)
     llm = LLM(
         job.model,
         device="cpu",
