@@ -10,7 +10,7 @@ from actors.messages import Opened
 from actors.model import ModelActor
 from actors.reporter import Reporter
 from engine.engine import Engine
-from engine.errors import EngineDeadError, InvalidRequestError, ModelNotFoundError
+from engine.errors import CheckpointError, EngineDeadError, InvalidRequestError, ModelNotFoundError
 from engine.request import Request, SamplingParams
 from tests.actors.conftest import tiny_app
 
@@ -128,6 +128,17 @@ async def test_health_is_a_token_generated_and_no_evidence_for_the_router(actor)
     health = await actor.check()
     assert (health.ok, health.reason) == (True, "generated one token")
     assert actor._report().counters[3].requests == 0
+
+
+async def test_a_model_that_cannot_generate_is_not_healthy_and_says_why(actor, monkeypatch):
+    def broken(sweep):
+        raise CheckpointError("weights.safetensors cannot be read")
+
+    monkeypatch.setattr(actor._loop.engine._executor, "run", broken)
+    health = await actor.check()
+    assert (health.ok, health.reason) == (False, "weights.safetensors cannot be read")
+    monkeypatch.undo()
+    assert (await actor.check()).ok
 
 
 async def test_counters_are_reported_by_depth(actor):

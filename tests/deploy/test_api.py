@@ -6,9 +6,11 @@ import httpx
 import pytest
 
 from actors.config import load_config
+from actors.messages import Health
 from actors.session import Session
 from deploy.http.api import build_api
 from deploy.http.service import Service
+from deploy.http.status import HealthCheck
 
 CONFIG = load_config({"models": [{"name": "small"}, {"name": "org/large"}], "http": {"max_body_bytes": 2000}})
 HELLO = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
@@ -25,6 +27,33 @@ async def test_every_model_and_auto_is_listed(client):
     listed = (await client.get("/v1/models")).json()
     assert [model["id"] for model in listed["data"]] == ["small", "org/large", "auto"]
     assert (await client.get("/v1/models/org/large")).json() == listed["data"][1]
+
+
+class Places:
+    """What ``Directory`` says of the replicas, with their checks given."""
+
+    def __init__(self, *checks: Health) -> None:
+        self._checks = checks
+
+    async def replicas(self) -> list[tuple[str, int]]:
+        return [("small", i) for i in range(len(self._checks))]
+
+    async def check(self, model: str, replica: int, wait_s: float) -> Health:
+        return self._checks[replica]
+
+
+@pytest.mark.parametrize(
+    ("checks", "code"),
+    [((), 503), ((False,), 503), ((False, True), 200)],
+)
+async def test_health_fails_when_no_replica_could_generate_a_token(checks, code):
+    service = Service(CONFIG, Session("helios"))
+    service._health = HealthCheck(Places(*(Health(ok, 0.1, "generated one token" if ok else "dead") for ok in checks)))
+    transport = httpx.ASGITransport(build_api(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.get("/health")
+    assert (response.status_code, response.json()["ok"]) == (code, code == 200)
+    assert [replica["ok"] for replica in response.json()["replicas"]] == list(checks)
 
 
 async def test_an_unknown_model_is_told_which_there_are(client):
