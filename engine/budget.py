@@ -39,8 +39,8 @@ SAMPLER_SHARE = 0.05
 TOY_BYTES = 2**23
 """In less than this only toy models run, for which the libraries keep next to nothing."""
 REMEDIES: dict[TierName, str] = {
-    "device": "Raise memory_bytes (memory in a configuration), lower kv_tokens or max_sequences, or use a smaller model "
-    "or dtype",
+    "device": "Raise memory_bytes (memory in a configuration), lower kv_tokens or max_sequences, or use a smaller "
+    "model or dtype",
     "host": "Raise host_bytes (host_memory in a configuration), lower kv_host_tokens or activation_host_rows, or place "
     "fewer weights on the host",
     "disk": "Raise disk_bytes (disk_space in a configuration), lower kv_disk_tokens or activation_disk_rows, or choose "
