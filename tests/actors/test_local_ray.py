@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,10 +78,15 @@ def test_a_ray_that_ends_as_it_starts_is_reported_at_once(monkeypatch):
 
 
 def test_a_process_of_somebody_else_with_the_recorded_id_is_left_alone(tmp_path):
-    other = psutil.Process(os.getsid(0))
-    local_ray._write(LocalRay("127.0.0.1:1", other.pid, other.create_time() - 1000, str(tmp_path / "gone")))
-    assert not stop_local_ray()
-    assert other.is_running()
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        created_s = psutil.Process(other.pid).create_time()
+        local_ray._write(LocalRay("127.0.0.1:1", other.pid, created_s - 1000, str(tmp_path / "gone")))
+        assert not stop_local_ray()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_an_interrupt_waits_for_what_must_stay_whole():
