@@ -1,7 +1,6 @@
 """What is left of a Ray of our own, with a process that only sleeps in its place."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
