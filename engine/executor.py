@@ -12,7 +12,7 @@ from .sweep import Sweep
 from .weight_store import WeightStore
 
 TRIM_ROWS = 256
-"""A sweep of more rows leaves so much freed memory behind that it is given back."""
+"""Sweeps of so many rows together leave so much freed memory between blocks in use that it is given back."""
 
 
 class Executor:
@@ -25,6 +25,7 @@ class Executor:
         self.weights = weights
         self.batches = batches
         self.activations = activations
+        self._untrimmed_rows = 0
 
     @torch.inference_mode()
     def run(self, sweep: Sweep) -> Tensor:
@@ -45,8 +46,10 @@ class Executor:
                 states.step(partial(self.block.mlp, mlp))
         states.end(sweep.sink.take)
         result = sweep.sink.result(batch)
-        if rows > TRIM_ROWS:
+        self._untrimmed_rows += rows
+        if self._untrimmed_rows >= TRIM_ROWS:
             self.block.device.trim()
+            self._untrimmed_rows = 0
         for share in sweep.shares:
             share.sequence.kv.set(sweep.layers, share.start + share.count)
         return result

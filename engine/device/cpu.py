@@ -23,8 +23,11 @@ with 32 KV heads (bf16, two threads)."""
 
 QUERY_ROWS = 128
 """Positions of a chunk that attend together on a CPU, each block of them only to the keys that its last one sees."""
-KERNELS = 32
-"""Kernels oneDNN keeps, of which each number of rows takes five: it would keep 1024, at half a MiB each."""
+KERNELS = 16
+"""Kernels oneDNN keeps, of which each number of rows takes five: it would keep 1024, at about one MiB each."""
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    # Read once, when the process makes its first product, which must come after this.
+    os.environ.setdefault(_cache, str(KERNELS))
 LIBRARY_BYTES = 32 * 2**20
 """Kernels, packing buffers and free memory between blocks in use, as measured by tests/engine/peak.py."""
 SCORES = 2**23
@@ -38,8 +41,6 @@ class CpuDevice(Device):
         self.torch_device = torch.device("cpu")
         self.dtype = dtype
         torch.set_num_threads(threads)
-        for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-            os.environ.setdefault(cache, str(KERNELS))  # read when the first product is made
         packable = dtype == torch.float32 or (dtype == torch.bfloat16 and cpu_multiplies_bf16())
         self._packs = packable and torch._C._has_mkldnn
         self._gemv = dtype == torch.bfloat16

@@ -1,10 +1,11 @@
-"""``python -m tests.engine.peak WARM_MODEL '{"config": {...}, "lengths": [...]}'``: how much memory a job takes.
+"""``python -m tests.engine.peak WARM_MODEL '{"config": {...}, "lengths": [...], "max_tokens": 4}'``: a job's memory.
 
 Prints the bytes by which the resident memory of this process rose above what it was after everything was imported and
 a tiny model had run: the peak while loading and while generating, and the ledger. In a process of its own, since what
 an earlier job gave back to the allocator would hide what this one takes.
 """
 
+import dataclasses
 import gc
 import json
 import sys
@@ -48,7 +49,8 @@ def main() -> None:
     with LLM(**job["config"]) as llm:
         peaks["load"] = resident_bytes("VmHWM") - base
         prompts = [[5 + (7 * i + at) % 300 for at in range(length)] for i, length in enumerate(job["lengths"])]
-        llm.generate(prompts, [(GREEDY, DRAWN)[i % 2] for i in range(len(prompts))])
+        params = [dataclasses.replace(kind, max_tokens=job["max_tokens"]) for kind in (GREEDY, DRAWN)]
+        llm.generate(prompts, [params[i % 2] for i in range(len(prompts))])
         peaks["run"] = resident_bytes("VmHWM") - base
         ledger = llm.engine.tiers["device"].by_use()
     del tokenizer

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.config import format_bytes
 
 TinyModel = Callable[[str], Path]
 MARGIN = 1.05
-LENGTHS = [100, 200, 30, 5, 300, 77, 500, 500, 900, 40, 60, 1, 1, 1, 1, 20]
+LENGTHS = (100, 200, 30, 5, 300, 77, 500, 500, 900, 40, 60, 1, 1, 1, 1, 20)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,11 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dty
     return get
 
 
-def measure(model: Path, warm: Path, offload_dir: Path, **config: Any) -> dict[str, dict[str, int]]:
+def measure(
+    model: Path, warm: Path, offload_dir: Path, lengths: Sequence[int] = LENGTHS, max_tokens: int = 4, **config: Any
+) -> dict[str, dict[str, int]]:
     fields = {"model": str(model), "threads": 2, "max_sequences": 16, "offload_dir": str(offload_dir), **config}
-    job = json.dumps({"config": fields, "lengths": LENGTHS})
+    job = json.dumps({"config": fields, "lengths": lengths, "max_tokens": max_tokens})
     command = [sys.executable, "-m", "tests.engine.peak", str(warm), job]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -81,6 +83,16 @@ def test_the_process_holds_no_more_than_the_budget(
 ) -> None:
     measured = measure(large_model(stored), tiny_model("llama"), tmp_path, **fields)
     check(measured, fields["memory_bytes"])
+
+
+def test_sweeps_of_ever_other_sizes_hold_no_more_than_the_budget(
+    large_model: Callable[[torch.dtype], Path], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    # Each number of rows has kernels of its own, and frees blocks of other sizes.
+    fields = {"dtype": "bfloat16", "memory_bytes": 100_000_000, "max_sequences": 64, **KV_ON_DISK}
+    lengths = [100 + i % 7 for i in range(64)]
+    measured = measure(large_model(torch.bfloat16), tiny_model("llama"), tmp_path, lengths, max_tokens=24, **fields)
+    check(measured, 100_000_000)
 
 
 @pytest.mark.model
