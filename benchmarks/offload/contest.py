@@ -16,7 +16,7 @@ from engine.errors import HeliosError
 from engine.kv import BLOCK
 
 MIB = 2**20
-RESERVE_BYTES = 80 * MIB
+RESERVE_BYTES = 48 * MIB
 """What helios leaves of the limit for the interpreter's and the allocator's own growth."""
 SPLITS = 2
 """Times a peer that ran out of memory may try again with half as many sequences at once."""
@@ -33,6 +33,8 @@ class Setting:
     limit_bytes: Mapping[str, int]
     """For each contestant."""
     reserve_bytes: int
+    most_kv_bytes: int
+    """KV that helios keeps in memory; more goes to disk, all of it."""
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
     """Numbers of new tokens."""
@@ -61,6 +63,7 @@ def random_setting(args: argparse.Namespace, cache: Path, names: list[str]) -> S
         shape=Shape.of(str(directory)),
         limit_bytes=dict.fromkeys(names, args.memory_mib * MIB),
         reserve_bytes=RESERVE_BYTES,
+        most_kv_bytes=args.memory_mib * MIB // 2,
         batches=tuple(args.batches),
         lengths=tuple(args.tokens),
     )
@@ -83,7 +86,8 @@ def real_setting(args: argparse.Namespace, harness: Harness, programs: list[Prog
         model=str(directory),
         shape=Shape.of(str(directory)),
         limit_bytes={name: base + quarter for name, base in bases.items()},
-        reserve_bytes=4 * MIB,
+        reserve_bytes=8 * MIB,
+        most_kv_bytes=quarter // 4,
         batches=(1,) if args.quick else (1, 8),
         lengths=(4,) if args.quick else (32,),
     )
@@ -142,11 +146,11 @@ def attempt(
 
 
 def helios_options(setting: Setting, batch: int, n_tokens: int) -> dict[str, Any]:
-    """All sequences in one block, their KV in memory if that takes no more than half of the limit, else on disk."""
+    """All sequences in one block, their KV in memory if it may take so much, else on disk."""
     context = setting.prompt + n_tokens
     positions = batch * -(-context // BLOCK) * BLOCK
     options: dict[str, Any] = {"context": context, "max_sequences": batch, "max_queued": batch}
     options["prefill_rows"] = min(512, batch * setting.prompt)
-    if positions * setting.shape.kv_token_bytes <= setting.limit_bytes[HELIOS.name] // 2:
+    if positions * setting.shape.kv_token_bytes <= setting.most_kv_bytes:
         return options | {"kv_tokens": positions}
     return options | {"kv_tokens": 0, "kv_disk_tokens": positions}
