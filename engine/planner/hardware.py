@@ -1,0 +1,250 @@
+"""A machine as the planner sees it: memories, links and processors, read from and written to YAML.
+
+Every figure of a file has a source: a data sheet, a paper, or "measured". ``helios profile`` writes such a file for the
+machine it runs on; those of well-known machines are package data (``hardware/*.yaml``).
+"""
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from ..errors import ConfigError
+
+BUILT_IN = Path(__file__).with_name("hardware")
+PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
+"""Kinds of weights that products are known for; the packed ones multiply 16-bit activations without expanding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A rate that depends on a size: known at some sizes, between them a straight line on logarithmic axes, beyond them
+    the nearest known value."""
+
+    points: tuple[tuple[float, float], ...]
+    """(size, rate), sizes rising."""
+
+    def __call__(self, size: float) -> float:
+        sizes = [point[0] for point in self.points]
+        at = bisect.bisect_left(sizes, size)
+        if at == 0 or at == len(sizes):
+            return self.points[min(at, len(sizes) - 1)][1]
+        (x0, y0), (x1, y1) = self.points[at - 1], self.points[at]
+        share = math.log(size / x0) / math.log(x1 / x0)
+        return y0 * (y1 / y0) ** share
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What multiplies: a GPU, or the cores of a host. Rates are of the whole of it."""
+
+    products: Mapping[str, Curve]
+    """FLOP/s of ``rows`` times a weight matrix that comes from memory, by rows; for some of PRODUCTS."""
+    decode_attention: Curve
+    """KV bytes a second that decode attends to, gathering included, by the KV bytes of one call."""
+    chunk_attention: float
+    """FLOP/s of a prompt's attention."""
+    memory_bytes_s: float
+    """Bytes a second that norms, additions and activations read and write."""
+    expand_elements_s: float
+    """Elements a second from 4-bit codes to the compute dtype."""
+    layer_s: float
+    """Seconds of a layer's small operations, whatever the rows."""
+    sweep_s: float
+    """Seconds of a sweep beside its layers: scheduling, index tensors, sampling."""
+    row_s: float = 0.0
+    """Of that, for each sequence in the sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One machine. Bandwidths are bytes a second; 0 for what it does not have."""
+
+    name: str
+    description: str
+    device: Processor
+    device_bytes: int
+    """Memory of the device; of a machine without a GPU its RAM."""
+    host: Processor | None = None
+    """The cores beside a GPU; None if they are the device."""
+    host_bytes: int = 0
+    """RAM beside a GPU."""
+    disk_bytes: int = 0
+    disk_read: float = 0.0
+    disk_write: float = 0.0
+    to_device: float = 0.0
+    to_host: float = 0.0
+    read_cpu_s: float = 0.0
+    """Processor seconds that reading a byte from disk takes from the products beside it, where both use the cores."""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """Of a profile: the machine it was measured on."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where each figure comes from, by its path: "device.products.bfloat16"."""
+
+    @property
+    def separate(self) -> bool:
+        """Whether the device has a memory of its own."""
+        return self.host is not None
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> "Hardware":
+        """A built-in machine by name, or a file. Raises ConfigError for what is neither or says nonsense."""
+        path = Path(name_or_path)
+        if not path.suffix:
+            path = BUILT_IN / f"{name_or_path}.yaml"
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.yaml")))
+            raise ConfigError(
+                f"hardware '{name_or_path}' cannot be read ({error}); give a file that helios profile wrote, or one of "
+                f"{known}"
+            ) from None
+        return cls.from_dict(content, str(path))
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str) -> "Hardware":
+        """Raises ConfigError naming the key, its value and what is expected."""
+        given = _Given(content, where)
+        made = cls(
+            name=given.text("name"),
+            description=given.text("description"),
+            device=_processor(given.part("device")),
+            device_bytes=int(given.number("device_bytes")),
+            host=_processor(given.part("host")) if given.has("host") else None,
+            host_bytes=int(given.number("host_bytes", 0.0)),
+            disk_bytes=int(given.number("disk_bytes", 0.0)),
+            disk_read=given.number("disk_read", 0.0),
+            disk_write=given.number("disk_write", 0.0),
+            to_device=given.number("to_device", 0.0),
+            to_host=given.number("to_host", 0.0),
+            read_cpu_s=given.number("read_cpu_s", 0.0),
+            identity=given.texts("identity"),
+            sources=given.texts("sources"),
+        )
+        given.refuse_others()
+        if made.host is not None and not (made.to_device > 0 and made.to_host > 0 and made.host_bytes > 0):
+            raise ConfigError(f"{where}: a machine with a host beside its device needs host_bytes, to_device and to_host")
+        if made.disk_bytes and not (made.disk_read > 0 and made.disk_write > 0):
+            raise ConfigError(f"{where}: a machine with a disk needs disk_read and disk_write")
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``from_dict`` reads it."""
+        content: dict[str, Any] = {"name": self.name, "description": self.description}
+        content |= {"device_bytes": self.device_bytes, "device": _processor_dict(self.device)}
+        if self.host is not None:
+            content |= {"host_bytes": self.host_bytes, "host": _processor_dict(self.host)}
+        for name in ("disk_bytes", "disk_read", "disk_write", "to_device", "to_host", "read_cpu_s"):
+            if getattr(self, name):
+                content[name] = getattr(self, name)
+        for name in ("identity", "sources"):
+            if getattr(self, name):
+                content[name] = dict(getattr(self, name))
+        return content
+
+    def save(self, path: Path) -> None:
+        """Write the file at once, or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f"{path.name}.new")
+        staged.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        staged.replace(path)
+
+
+class _Given:
+    """A mapping of a file, whose keys are asked for one by one."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"{where} is {content!r}; it must be a mapping of keys to figures")
+        self._content = dict(content)
+        self._where = where
+
+    def has(self, key: str) -> bool:
+        return key in self._content
+
+    def take(self, key: str) -> Any:
+        if key not in self._content:
+            raise ConfigError(f"{self._where} lacks '{key}'")
+        return self._content.pop(key)
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be text")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        if default is not None and not self.has(key):
+            return default
+        return self.positive(key, self.take(key), zero=default is not None)
+
+    def positive(self, key: str, value: Any, zero: bool = False) -> float:
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not numeric or value < 0 or (value == 0 and not zero):
+            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a number above 0, written like 1.5e+9")
+        return float(value)
+
+    def part(self, key: str) -> "_Given":
+        return _Given(self.take(key), f"{self._where}: {key}")
+
+    def texts(self, key: str) -> dict[str, str]:
+        value = self._content.pop(key, {})
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a mapping of names to text")
+        return {str(name): str(text) for name, text in value.items()}
+
+    def curve(self, key: str) -> Curve:
+        value = self.take(key)
+        if isinstance(value, (int, float)):
+            return Curve(((1.0, self.positive(key, value)),))
+        if not isinstance(value, Mapping) or not value:
+            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a rate, or a mapping of sizes to rates")
+        points = [(self.positive(key, size), self.positive(f"{key} at {size}", rate)) for size, rate in value.items()]
+        return Curve(tuple(sorted(points)))
+
+    def keys(self) -> list[str]:
+        return list(self._content)
+
+    def refuse_others(self) -> None:
+        if self._content:
+            raise ConfigError(f"{self._where} has '{next(iter(self._content))}', which is no key of a hardware file")
+
+
+def _processor(given: _Given) -> Processor:
+    products = given.part("products")
+    unknown = sorted(set(products.keys()) - set(PRODUCTS))
+    if unknown or not products.keys():
+        raise ConfigError(f"products are known for {unknown or 'nothing'}; they must be some of {', '.join(PRODUCTS)}")
+    made = Processor(
+        products={kind: products.curve(kind) for kind in products.keys()},
+        decode_attention=given.curve("decode_attention"),
+        chunk_attention=given.number("chunk_attention"),
+        memory_bytes_s=given.number("memory_bytes_s"),
+        expand_elements_s=given.number("expand_elements_s"),
+        layer_s=given.number("layer_s", 0.0),
+        sweep_s=given.number("sweep_s", 0.0),
+        row_s=given.number("row_s", 0.0),
+    )
+    given.refuse_others()
+    return made
+
+
+def _processor_dict(processor: Processor) -> dict[str, Any]:
+    content: dict[str, Any] = {"products": {kind: _curve_dict(curve) for kind, curve in processor.products.items()}}
+    content["decode_attention"] = _curve_dict(processor.decode_attention)
+    for name in ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s"):
+        content[name] = getattr(processor, name)
+    return content
+
+
+def _curve_dict(curve: Curve) -> Any:
+    return curve.points[0][1] if len(curve.points) == 1 else {cast(Any, _plain(x)): y for x, y in curve.points}
+
+
+def _plain(number: float) -> int | float:
+    return int(number) if number == int(number) else number
