@@ -13,8 +13,9 @@ from torch import Tensor
 
 from .batch import Tile
 from .device import Slot
-from .storage.ring import Recipe, Ring
+from .storage.ring import Ring
 from .storage.spill import BlockPiece, Spill
+from .storage.transfer import Recipe, Workers
 
 Step = Callable[[Tile, Tensor], Tensor]
 
@@ -39,10 +40,13 @@ class Activations:
         hidden_size: int,
         dtype: torch.dtype,
         slots: Sequence[Slot] = (),
+        workers: Workers | None = None,
         *,
         read_ahead: bool = True,
     ) -> None:
-        """Tiles fill ``rooms`` in order; ``slots`` hold a tile each and are needed unless there is only the device."""
+        """Tiles fill ``rooms`` in order. ``slots`` hold a tile each; they and the one worker that moves tiles, so that
+        each is stored before it is read again, are needed unless there is only the device.
+        """
         self._rooms = rooms
         self._width, self._dtype = hidden_size, dtype
         self._held: dict[int, Tensor] = {}
@@ -50,7 +54,7 @@ class Activations:
         """Of a tile that is elsewhere: where, and from which byte on."""
         self._tiles: Sequence[Tile] = ()
         self._stored = False
-        self._ring: Ring[int] | None = Ring(slots, self._load, workers=1, ahead=read_ahead) if slots else None
+        self._ring: Ring[int] | None = Ring(slots, self._load, workers, ahead=read_ahead) if workers else None
 
     def begin(self, tiles: Sequence[Tile]) -> None:
         """A sweep of ``tiles`` begins; their states are set by the first ``step``."""

@@ -15,8 +15,9 @@ from .batch import Batch, Share, Tile
 from .device import Slot
 from .kv import BLOCK, BlockPool, blocks_for
 from .sequence import Sequence as Generation
-from .storage.ring import Recipe, Ring
+from .storage.ring import Ring
 from .storage.spill import BlockPiece, Spill
+from .storage.transfer import Recipe, Workers
 from .tiers import Tier
 
 
@@ -55,10 +56,16 @@ class BoundaryStates:
 
     @classmethod
     def staged(
-        cls, spill: Spill, slots: Sequence[Slot], hidden_size: int, dtype: torch.dtype, n_blocks: int
+        cls,
+        spill: Spill,
+        slots: Sequence[Slot],
+        workers: Workers,
+        hidden_size: int,
+        dtype: torch.dtype,
+        n_blocks: int,
     ) -> "BoundaryStates":
         """Elsewhere. ``spill`` has room for ``n_blocks`` blocks, every slot for a tile."""
-        return cls(_Staged(spill, slots, hidden_size, dtype), n_blocks)
+        return cls(_Staged(spill, slots, workers, hidden_size, dtype), n_blocks)
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
         """Keep a tile's states [rows, H]. Raises OutOfMemoryError if there are no blocks left for them."""
@@ -128,12 +135,14 @@ class _Resident:
 
 
 class _Staged:
-    def __init__(self, spill: Spill, slots: Sequence[Slot], hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spill: Spill, slots: Sequence[Slot], workers: Workers, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         self._spill = spill
         self._width, self._dtype = hidden_size, dtype
         self._runs: list[list[_Run]] = []
         """To be read, of each tile."""
-        self._ring: Ring[int] = Ring(slots, lambda number: self._recipe(self._runs[number], store=False))
+        self._ring: Ring[int] = Ring(slots, lambda number: self._recipe(self._runs[number], store=False), workers)
 
     def write(self, tile: Tile, runs: list[_Run], hidden: Tensor) -> None:
         self._runs = [[]]

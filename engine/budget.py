@@ -3,7 +3,6 @@
 What remains of the device after activations, workspaces, norms and slots goes to the KV cache and to weights.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from .checkpoint.store import home
 from .config import EngineConfig, TierName, format_bytes
 from .device import Device, query_rows
-from .device.memory import available_bytes
 from .errors import ConfigError, OutOfMemoryError
 from .kv import BLOCK, KVFormat, blocks_for
 from .placement import Placement, fill, named
@@ -84,7 +82,7 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
     tiers = _tiers(config, device, offload_dir)
     capacity = tiers["device"].capacity_bytes
     context = _context(config, spec)
-    terms = _Terms.of(config, sizes, device, capacity, context)
+    terms = Terms.of(config, sizes, device, capacity, context)
     fixed = terms.fixed_bytes
     least = 0 if terms.elsewhere >= blocks_for(context) else blocks_for(context)
     if config.kv_tokens is not None:
@@ -138,8 +136,8 @@ def _asked_tokens(config: EngineConfig, context: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """Bytes on the device, but for weights and KV that are to live there."""
+class Terms:
+    """Bytes on the device, but for weights and KV that are to live there. The planner divides by the same ones."""
 
     work: int
     scratch: int
@@ -162,7 +160,7 @@ class _Terms:
     sampler: Sampler
 
     @classmethod
-    def of(cls, config: EngineConfig, sizes: Sizes, device: Device, capacity: int, context: int) -> "_Terms":
+    def of(cls, config: EngineConfig, sizes: Sizes, device: Device, capacity: int, context: int) -> "Terms":
         spec = sizes.spec
         kv_format = KVFormat(spec, device.dtype, config.kv_dtype == "int4")
         layer_block = kv_format.block_bytes
@@ -227,10 +225,10 @@ def _tiers(config: EngineConfig, device: Device, offload_dir: Path) -> Tiers:
     capacity = config.memory_bytes or int(device.available_bytes() * HEADROOM)
     _refuse_beyond_machine("memory", capacity, device.available_bytes(), str(device.torch_device))
     separate = device.host is not device
-    host = config.host_bytes or (int(available_bytes() * HEADROOM) if separate else 0)
-    _refuse_beyond_machine("host memory", host + (0 if separate else capacity), available_bytes(), "the host")
-    existing = next(folder for folder in (offload_dir, *offload_dir.parents) if folder.exists())
-    disk = config.disk_bytes or shutil.disk_usage(existing).free
+    available = device.host.available_bytes()
+    host = config.host_bytes or (int(available * HEADROOM) if separate else 0)
+    _refuse_beyond_machine("host memory", host + (0 if separate else capacity), available, "the host")
+    disk = config.disk_bytes or device.storage.free_bytes(offload_dir)
     return {
         "device": Tier("device", capacity, device.empty, REMEDIES["device"]),
         "host": Tier("host", host, device.host_empty, REMEDIES["host"]),

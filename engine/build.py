@@ -33,7 +33,8 @@ class Parts:
 
     config: EngineConfig
     spec: ModelSpec
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None in a simulation, where nothing is said."""
     device: Device
     tiers: Tiers
     weights: WeightStore
@@ -68,30 +69,47 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     device = open_device(config)
-    budget = divide(config, Sizes(spec, device.dtype, Quantisation.of(directory)), device)
+    quantisation = Quantisation.of(directory)
+    budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
     check_model(checkpoint, spec)
-    with ExitStack() as opened:  # closed again if something fails
-        parts = _assemble(config, spec, checkpoint, tokenizer, device, budget, progress, opened)
+    layouts = Layouts(checkpoint, spec, device.dtype, quantisation, device.storage)
+    return assemble(config, spec, layouts, tokenizer, device, budget, progress)
+
+
+def assemble(
+    config: EngineConfig,
+    spec: ModelSpec,
+    layouts: Layouts,
+    tokenizer: Tokenizer | None,
+    device: Device,
+    budget: Budget,
+    progress: Callable[[int], None] | None = None,
+) -> Parts:
+    """The parts on ``device``, as ``budget`` divides its memories; what was opened is closed again if something fails.
+
+    Raises CheckpointError, OutOfMemoryError, HeliosError.
+    """
+    with ExitStack() as opened:
+        parts = _open(config, spec, layouts, tokenizer, device, budget, progress, opened)
         return replace(parts, opened=opened.pop_all())
 
 
-def _assemble(
+def _open(
     config: EngineConfig,
     spec: ModelSpec,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
+    layouts: Layouts,
+    tokenizer: Tokenizer | None,
     device: Device,
     budget: Budget,
     progress: Callable[[int], None] | None,
     opened: ExitStack,
 ) -> Parts:
     tiers = budget.tiers
+    opened.callback(layouts.close)
     tiers["device"].hold(budget.work_bytes, "activations")
     tiers["device"].hold(budget.library_bytes, "libraries")
     homes = open_homes(config, spec, device, budget, opened)  # before the weights: what the disk lacks shows at once
     activations = open_activations(config, spec, device, budget, opened)
-    layouts = Layouts(checkpoint, spec, device.dtype)
-    opened.callback(layouts.close)
     weights = WeightStore(
         layouts,
         spec,

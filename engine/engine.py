@@ -56,6 +56,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self.config = parts.config
         self.spec = parts.spec
+        assert parts.tokenizer is not None, "only a simulation has none"
         self.tokenizer = parts.tokenizer
         self.device = parts.device
         self.tiers = parts.tiers

@@ -12,8 +12,9 @@ from .device import Device, Slot
 from .errors import CohortError, HeliosError
 from .kv import BLOCK, BlockPool, KVLayout, blocks_for
 from .storage.direct import PIECE_BYTES, Bounce
-from .storage.ring import Recipe, Ring
+from .storage.ring import Ring
 from .storage.spill import BlockPiece, Spill
+from .storage.transfer import Recipe
 from .tiers import Tier
 
 
@@ -115,7 +116,9 @@ class StagedKV:
         self.cohort_blocks: int | None = slots[0].host.numel() // layout.block_bytes
         self._spill = spill
         self._cohorts: list[_Moves] = []
-        self._ring: Ring[tuple[int, int]] = Ring(slots, self._load, ahead=read_ahead)
+        self._ring: Ring[tuple[int, int]] = Ring(
+            slots, self._load, device.storage.workers(), ahead=read_ahead
+        )
 
     def tables(self, extents: Sequence[Extent]) -> list[list[int]]:
         tables, first = [], 0
@@ -169,6 +172,14 @@ class _Blamed(NamedTuple):
 
     piece: BlockPiece
     blocks: list[list[int]]
+
+    @property
+    def place(self) -> Spill:
+        return self.piece.place
+
+    @property
+    def n_bytes(self) -> int:
+        return self.piece.n_bytes
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
         try:

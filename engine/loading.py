@@ -29,7 +29,7 @@ def run_loads(
     size = max(load.layout.n_bytes for load in loads)
     count = min(SLOTS, max(1, tiers["device"].free_bytes // size))
     slots = take_slots(device, tiers, count, size)
-    ring: Ring[int] = Ring(slots, lambda i: loads[i].layout.recipe)
+    ring: Ring[int] = Ring(slots, lambda i: loads[i].layout.recipe, device.storage.workers())
     try:
         ring.expect(range(len(loads)))
         for i, load in enumerate(loads):

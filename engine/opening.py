@@ -11,7 +11,7 @@ from .device import Device
 from .kv import KVLayout
 from .kv_homes import KVHome, ResidentKV, StagedKV
 from .spec import ModelSpec
-from .storage.spill import SpillFile, SpillMemory
+from .storage.spill import Spill
 from .tiers import take_slots
 
 
@@ -26,7 +26,7 @@ def open_homes(
     tiers = budget.tiers
     layout = KVLayout(budget.kv_format, budget.scratch_blocks, tiers["device"], device)
 
-    def staged(tier: TierName, spill: SpillFile | SpillMemory) -> StagedKV:
+    def staged(tier: TierName, spill: Spill) -> StagedKV:
         slots = take_slots(device, tiers, SLOTS, budget.kv_slot_bytes)
         home = StagedKV(tier, layout, budget.kv_blocks[tier], spill, slots, device, read_ahead=config.read_ahead)
         opened.callback(home.close)
@@ -42,11 +42,12 @@ def open_homes(
                 near = KVLayout(budget.kv_format, budget.scratch_blocks, tiers["host"], device.host)
             homes.append(ResidentKV(tiers["host"], near, spec.n_layers, blocks, device.host))
         else:
-            homes.append(staged("host", SpillMemory(tiers["host"].allocate((size,), torch.uint8, "kv"))))
+            content = tiers["host"].allocate((size,), torch.uint8, "kv")
+            homes.append(staged("host", device.storage.memory(content)))
     if blocks := budget.kv_blocks["disk"]:
         size = blocks * layout.block_bytes * spec.n_layers
         tiers["disk"].hold(size, "kv")
-        homes.append(staged("disk", SpillFile(budget.offload_dir, size, layout.block_bytes)))
+        homes.append(staged("disk", device.storage.spill(budget.offload_dir, size, layout.block_bytes)))
     return homes
 
 
@@ -59,11 +60,12 @@ def open_activations(
     rooms = [Room(device_rows)] if device_rows else []
     if host_rows:
         content = tiers["host"].allocate((host_rows * row,), torch.uint8, "activations")
-        rooms.append(Room(host_rows, SpillMemory(content)))
+        rooms.append(Room(host_rows, device.storage.memory(content)))
     if disk_rows:
         tiers["disk"].hold(disk_rows * row, "activations")
-        rooms.append(Room(disk_rows, SpillFile(budget.offload_dir, disk_rows * row, row)))
+        rooms.append(Room(disk_rows, device.storage.spill(budget.offload_dir, disk_rows * row, row)))
     slots = take_slots(device, tiers, SLOTS, budget.activation_slot_bytes) if budget.activation_slot_bytes else []
-    activations = Activations(rooms, spec.hidden_size, device.dtype, slots, read_ahead=config.read_ahead)
+    workers = device.storage.workers(1) if slots else None
+    activations = Activations(rooms, spec.hidden_size, device.dtype, slots, workers, read_ahead=config.read_ahead)
     opened.callback(activations.close)
     return activations

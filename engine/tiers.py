@@ -34,7 +34,8 @@ class Tier:
         self.capacity_bytes = capacity_bytes
         self._empty = empty
         self._used: Counter[Use] = Counter()
-        self._owners: dict[int, tuple[Use, int]] = {}
+        self._owners: dict[int, tuple[Tensor, Use, int]] = {}
+        """By the tensor's identity."""
 
     @property
     def used_bytes(self) -> int:
@@ -53,7 +54,7 @@ class Tier:
         size = math.prod(shape) * dtype.itemsize
         self.require(size, use)
         tensor = self._empty(shape, dtype)
-        self._owners[tensor.data_ptr()] = (use, size)
+        self._owners[id(tensor)] = (tensor, use, size)
         self._used[use] += size
         return tensor
 
@@ -68,7 +69,7 @@ class Tier:
 
     def free(self, tensor: Tensor) -> None:
         """Give a tensor of ``allocate`` back. The caller drops its last reference to it."""
-        use, size = self._owners.pop(tensor.data_ptr())
+        _, use, size = self._owners.pop(id(tensor))
         self._used[use] -= size
 
     def require(self, size: int, use: Use) -> None:

@@ -12,14 +12,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .checkpoint.index import Checkpoint, TensorInfo
+from .checkpoint.index import TensorIndex, TensorInfo
 from .checkpoint.layout import FusedTensor, Group, Naming, attention_group, embedding_group, head_group, mlp_group
 from .quant.format import Quantisation
 from .quant.matrix import StoredMatrix
 from .quant.stored import ALIGNMENT, FusedCodes
 from .spec import ModelSpec
 from .storage.direct import ALIGN, PIECE_BYTES, Bounce, SourceFile
-from .storage.ring import Recipe
+from .storage.storage import Storage
+from .storage.transfer import Recipe
 
 MATRICES = frozenset({"qkv.weight", "out.weight", "up.weight", "down.weight", "lm_head.weight"})
 """Engine tensors used by ``Device.linear`` alone."""
@@ -76,12 +77,21 @@ class ReadPiece:
     at: int
     dtype: torch.dtype
 
+    @property
+    def place(self) -> SourceFile:
+        return self.file
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes read."""
+        return self.count * self.stored.itemsize
+
     def run(self, host: Tensor, bounce: Bounce) -> None:
         size = self.count * self.dtype.itemsize
         if self.stored == self.dtype:
             self.file.read(self.offset, host[self.at : self.at + size], bounce)
             return
-        source = self.file.window(self.offset, self.count * self.stored.itemsize, bounce)
+        source = self.file.window(self.offset, self.n_bytes, bounce)
         if self.offset % self.stored.itemsize:  # a header that was not padded
             source = source.clone()
         into = host[self.at : self.at + size].view(self.dtype)
@@ -148,12 +158,21 @@ class UnitLayout:
 class Layouts:
     """Makes layouts for one checkpoint, whose files it keeps open."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: TensorIndex,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        quantisation: Quantisation | None,
+        storage: Storage,
+    ) -> None:
+        """``dtype`` is the compute dtype, ``quantisation`` the checkpoint's; ``storage`` opens its files."""
         self._checkpoint = checkpoint
+        self._storage = storage
         self._naming = Naming.of(checkpoint.names)
         self._dtype = dtype
         self._files: dict[Path, SourceFile] = {}
-        self.quantisation = Quantisation.of(checkpoint.directory)
+        self.quantisation = quantisation
         self._largest = max(held_bytes(spec, Unit(kind), dtype, self.quantisation) for kind in ("attention", "mlp"))
 
     def info(self, source: str) -> TensorInfo:
@@ -162,7 +181,7 @@ class Layouts:
 
     def file(self, info: TensorInfo) -> SourceFile:
         if info.file not in self._files:
-            self._files[info.file] = SourceFile(info.file)
+            self._files[info.file] = self._storage.source(info.file)
         return self._files[info.file]
 
     def of(self, tensors: Sequence[FusedTensor]) -> UnitLayout:

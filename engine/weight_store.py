@@ -14,7 +14,8 @@ from .placement import Placement
 from .quant.matrix import QuantisedMatrix, StoredMatrix
 from .quant.ready import Expander, keep
 from .spec import ModelSpec
-from .storage.ring import Recipe, Ring
+from .storage.ring import Ring
+from .storage.transfer import Recipe
 from .tiers import Tiers, take_slots
 from .units import Layouts, Unit, UnitLayout, group_of, is_matrix, units
 from .weights import AttentionWeights, Matrix, MlpWeights, NormWeights, attention_weights, mlp_weights, norm_weights
@@ -122,7 +123,8 @@ class WeightStore:
             return None
         self._tiers["device"].hold(Expander.workspace_bytes(), "workspace")
         dtype = self._device.dtype
-        return Expander(self._tiers["device"].allocate((expansion_bytes // dtype.itemsize,), dtype, "workspace"))
+        buffer = self._tiers["device"].allocate((expansion_bytes // dtype.itemsize,), dtype, "workspace")
+        return Expander(buffer, self._device)
 
     def _visits(self, layers: range, head: bool) -> Iterator[Unit]:
         for layer in layers:
@@ -171,7 +173,7 @@ class WeightStore:
 
     def _keep(self, matrix: Tensor | StoredMatrix) -> Tensor | QuantisedMatrix:
         if isinstance(matrix, StoredMatrix):
-            return keep(matrix, self._device.dtype)
+            return keep(matrix, self._device)
         return self._device.keep_matrix(matrix)
 
     def _host_load(self, unit: Unit, layout: UnitLayout) -> Load:
@@ -186,4 +188,5 @@ class WeightStore:
     def _open_ring(self, n_slots: int, read_ahead: bool) -> Ring[Unit]:
         size = max(layout.n_bytes for layout in self._streamed.values())
         slots = take_slots(self._device, self._tiers, n_slots, size)
-        return Ring(slots, lambda unit: self._streamed[unit].recipe, ahead=read_ahead)
+        workers = self._device.storage.workers()
+        return Ring(slots, lambda unit: self._streamed[unit].recipe, workers, ahead=read_ahead)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -49,6 +49,16 @@ class TensorInfo:
     nbytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class TensorIndex(Protocol):
+    """Where tensors lie."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def info(self, name: str) -> TensorInfo:
+        """Raises CheckpointError if there is no tensor of that name."""
 
 
 class Checkpoint:

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..quant.expand import Workspace
+from ..quant.matrix import QuantisedMatrix, StoredMatrix
+from ..storage.storage import Storage
 from ..weights import Matrix
 
 
@@ -47,6 +50,8 @@ class Device(ABC):
 
     torch_device: torch.device
     dtype: torch.dtype
+    storage: Storage = Storage()
+    """Files and threads of the machine that it is part of."""
 
     @property
     @abstractmethod
@@ -68,6 +73,14 @@ class Device(ABC):
     @abstractmethod
     def linear(self, rows: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """rows [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
+
+    def packs(self, matrix: StoredMatrix) -> bool:
+        """Whether the device multiplies by these codes as they are."""
+        return matrix.packable(self.dtype)
+
+    def expand(self, matrix: QuantisedMatrix, buffer: Tensor, workspace: Workspace) -> Tensor:
+        """A matrix in codes expanded into ``buffer``, as ``QuantisedMatrix.expand``."""
+        return matrix.expand(buffer, workspace)
 
     @abstractmethod
     def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..quant.matrix import PackedMatrix
 from ..weights import Matrix
 from .base import Device
-from .memory import available_bytes, page_aligned, trim
+from ..memory import available_bytes, page_aligned, trim
 
 FUSED_ATTENTION_ELEMENTS = 130_000
 """Elements of K up to which torch's fused attention decodes faster on a CPU than two batched products do. It works

@@ -1,21 +1,25 @@
 """From codes to what a sweep of so many rows multiplies by: the kernel's form for few, the expanded matrix for many."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from .expand import WORKSPACE_BYTES, Workspace
 from .groups import Quantised
 from .matrix import KERNEL_ROWS, PackedMatrix, QuantisedMatrix, StoredMatrix
 
+if TYPE_CHECKING:  # devices are built upon these matrices
+    from ..device.base import Device
+
 
 class Expander:
     """Makes a unit's matrices ready, once for each sweep, in a buffer that lasts until the next unit is made ready."""
 
-    def __init__(self, buffer: Tensor) -> None:
-        """``buffer`` (of the compute dtype) has room for all elements of any unit."""
+    def __init__(self, buffer: Tensor, device: "Device") -> None:
+        """``buffer`` (of the compute dtype) has room for all elements of any unit; ``device`` multiplies."""
         self._buffer = buffer
+        self._device = device
         self._workspace = Workspace(buffer.device)
 
     @staticmethod
@@ -31,21 +35,22 @@ class Expander:
                 made[name] = matrix
                 continue
             free = self._buffer[used:]
-            if rows <= KERNEL_ROWS and isinstance(matrix, StoredMatrix) and matrix.packable(self._buffer.dtype):
+            if rows <= KERNEL_ROWS and isinstance(matrix, StoredMatrix) and self._device.packs(matrix):
                 scales = _scales(free, matrix.parts[0])
                 made[name], used = matrix.pack(scales), used + scales.numel()
             elif rows <= KERNEL_ROWS and isinstance(matrix, PackedMatrix):
                 made[name] = matrix
             else:
-                made[name], used = matrix.expand(free, self._workspace), used + matrix.shape[0] * matrix.shape[1]
+                made[name] = self._device.expand(matrix, free, self._workspace)
+                used += matrix.shape[0] * matrix.shape[1]
         return made
 
 
-def keep(matrix: StoredMatrix, dtype: torch.dtype) -> QuantisedMatrix:
+def keep(matrix: StoredMatrix, device: "Device") -> QuantisedMatrix:
     """A copy of a matrix in a slot that stays: in the kernel's form where there is one, of as many bytes."""
     kept = [Quantised(q.codes.clone(), q.scale, q.minimum, q.shape, q.scheme) for q in matrix.parts]
     copy = StoredMatrix(kept)
-    if copy.packable(dtype):
+    if device.packs(copy):
         return copy.pack()
     return StoredMatrix([Quantised(q.codes, q.scale.clone(), q.minimum.clone(), q.shape, q.scheme) for q in kept])
 

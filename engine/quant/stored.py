@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..checkpoint.index import Checkpoint, TensorInfo
+from ..checkpoint.index import Checkpoint, TensorIndex, TensorInfo
 from ..checkpoint.layout import (
     FusedTensor,
     Naming,
@@ -81,7 +81,7 @@ class FusedCodes:
     """Codes, scale and minimum of each part in the file."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, naming: Naming, fused: FusedTensor, scheme: Scheme) -> "FusedCodes":
+    def of(cls, checkpoint: TensorIndex, naming: Naming, fused: FusedTensor, scheme: Scheme) -> "FusedCodes":
         """Of an engine tensor that ``Quantisation.covers``. Raises CheckpointError for a tensor that is missing."""
         infos = []
         for part in fused.parts:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..device.memory import page_aligned
+from ..memory import page_aligned
 from ..errors import CheckpointError
 
 ALIGN = 4096

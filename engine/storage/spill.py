@@ -122,15 +122,15 @@ def _open_unnamed(directory: Path, direct: bool) -> tuple[int, bool]:
 class BlockPiece:
     """A run of blocks on its way between a spill and a slot."""
 
-    __slots__ = ("at", "n_bytes", "offset", "spill", "store")
+    __slots__ = ("at", "n_bytes", "offset", "place", "store")
 
-    def __init__(self, spill: Spill, offset: int, at: int, n_bytes: int, store: bool) -> None:
+    def __init__(self, place: Spill, offset: int, at: int, n_bytes: int, store: bool) -> None:
         """``offset`` in the spill, ``at`` in the slot; ``store`` writes to the spill."""
-        self.spill, self.offset, self.at, self.n_bytes, self.store = spill, offset, at, n_bytes, store
+        self.place, self.offset, self.at, self.n_bytes, self.store = place, offset, at, n_bytes, store
 
     def run(self, host: Tensor, bounce: object) -> None:
         part = host[self.at : self.at + self.n_bytes]
         if self.store:
-            self.spill.write(self.offset, part)
+            self.place.write(self.offset, part)
         else:
-            self.spill.read(self.offset, part)
+            self.place.read(self.offset, part)

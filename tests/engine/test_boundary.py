@@ -10,6 +10,7 @@ from engine.batch import Share
 from engine.boundary import BoundaryStates
 from engine.errors import OutOfMemoryError
 from engine.storage.spill import SpillFile, SpillMemory
+from engine.storage.transfer import Threads
 from engine.sweep import Sweep
 from tests.engine.homes import cpu_tier
 from tests.engine.sweeps import Bench
@@ -24,7 +25,7 @@ def store(place: str, bench: Bench, folder: Path, n_blocks: int = 12) -> Boundar
     size = n_blocks * 16 * width * dtype.itemsize
     spill = SpillMemory(torch.empty(size, dtype=torch.uint8)) if place == "host" else SpillFile(folder, size, width * 4)
     slots = [bench.parts.device.open_slot(2**16) for _ in range(2)]
-    return BoundaryStates.staged(spill, slots, width, dtype, n_blocks)
+    return BoundaryStates.staged(spill, slots, Threads(), width, dtype, n_blocks)
 
 
 @pytest.mark.parametrize("place", ["device", "host", "disk"])

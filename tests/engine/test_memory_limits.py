@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.device import memory
+from engine import memory
 
 MIB = 2**20
 

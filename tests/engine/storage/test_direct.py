@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from engine.device.memory import page_aligned
+from engine.memory import page_aligned
 from engine.errors import CheckpointError
 from engine.storage.direct import ALIGN, PIECE_BYTES, Bounce, SourceFile
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from engine.device.memory import page_aligned
+from engine.memory import page_aligned
 from engine.errors import HeliosError, OutOfMemoryError
 from engine.storage.direct import ALIGN
 from engine.storage.spill import BlockPiece, SpillFile, SpillMemory
@@ -159,7 +159,7 @@ _HOLDER = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from engine.device.memory import page_aligned
+from engine.memory import page_aligned
 from engine.storage import spill
 if sys.argv[2] == "named":
     del os.O_TMPFILE

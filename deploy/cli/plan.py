@@ -1,0 +1,136 @@
+"""``helios plan``: how to run a model on a machine, and how fast that will be."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from .options import AsJson
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    from engine.planner.plan import Plan
+    from engine.planner.search import Task
+
+_JOB, _LIMITS = "Job", "Limits"
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A name in the model store, or a directory with a config.json.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="A built-in machine (t4, a100-80gb, …) or a file; default: what `helios profile` measured."),
+    ] = None,
+    prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=_JOB)] = 512,
+    gen_len: Annotated[int, typer.Option(help="New tokens for each prompt.", rich_help_panel=_JOB)] = 32,
+    sequences: Annotated[int, typer.Option(help="Prompts there are.", rich_help_panel=_JOB)] = 256,
+    budget: Annotated[
+        str | None, typer.Option(help="Memory of the device to use: 2GiB.", rich_help_panel=_LIMITS)
+    ] = None,
+    host_budget: Annotated[
+        str | None, typer.Option(help="Memory of the host to use beside it.", rich_help_panel=_LIMITS)
+    ] = None,
+    disk_budget: Annotated[str | None, typer.Option(help="Disk space to use.", rich_help_panel=_LIMITS)] = None,
+    latency_limit: Annotated[
+        float | None, typer.Option(help="Seconds until a block's last token.", rich_help_panel=_LIMITS)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
+    quantize: Annotated[
+        Literal["4", "8"] | None, typer.Option(help="As if the layers' weights were in 4 or 8 bits.")
+    ] = None,
+    kv_int4: Annotated[bool, typer.Option("--kv-int4", help="KV may be kept in 4 bits.")] = False,
+    depth: Annotated[int | None, typer.Option(help="Only the layers up to this one.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Try this plan, as it is or edited, instead of looking for one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Save the plan.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a decode sweep's timeline: a .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find out how a model runs fastest on a machine: what lives where, how many sequences at once, in which order.
+
+    The machine need not be at hand, and of the model only its config.json. Every plan is tried in simulation.
+
+    Examples:
+
+        helios plan smollm2-135m-instruct --budget 100MB --prompt-len 128 --gen-len 64
+
+        helios plan ./opt-30b --hardware t4 --sequences 144 -o plan.yaml --picture sweep.png
+
+        helios plan ./opt-30b --hardware t4 --check plan.yaml
+    """
+    from engine.planner.plan import Plan
+    from engine.planner.planner import check_plan, make_plan
+
+    from ..models.cli import progress
+    from .planning import task_of
+
+    task = task_of(
+        model,
+        hardware,
+        (prompt_len, gen_len, sequences),
+        (budget, host_budget, disk_budget, latency_limit),
+        dtype=dtype,
+        bits=None if quantize is None else int(quantize),
+        kv_int4=kv_int4,
+        depth=depth,
+    )
+    if check is not None:
+        made = check_plan(Plan.load(check), task)
+    else:
+        with progress() as report:
+            made = make_plan(task, lambda done, total: report("trying plans", done, total))
+    if out is not None:
+        made.save(out)
+    if picture is not None:
+        _draw(made, task, picture)
+    if as_json:
+        typer.echo(json.dumps(made.to_dict(), indent=2))
+    else:
+        _show(made)
+
+
+def _draw(made: "Plan", task: "Task", path: Path) -> None:
+    from engine.planner.picture import draw
+    from engine.planner.simulator.run import simulate
+
+    config = made.config(task.base())
+    simulation = simulate(config, task.spec, task.hardware, made.job, task.dtype, task.quantisation)
+    sweep_s = simulation.decode_s / max(1, made.job.gen_len - 1)
+    start_s = simulation.total_s - 2 * sweep_s
+    draw(simulation.timeline, path, f"{made.model} on {made.hardware}: a decode sweep", start_s, start_s + sweep_s)
+
+
+def _show(made: "Plan") -> None:
+    from engine.config import format_bytes
+    from engine.planner.places import compact
+
+    terminal, found = Terminal(), made.prediction
+    terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}")
+    settings = Table("setting", "value", title="Plan", title_justify="left")
+    for name, value in made.settings.items():
+        settings.add_row(name, _setting(name, value, compact, format_bytes))
+    terminal.print(settings)
+    if found is None:
+        return
+    expected = Table("expected", "", title="Expected", title_justify="left")
+    expected.add_row("throughput", f"{found.throughput:.2f} tokens/s, {found.decode_throughput:.2f} in decode")
+    expected.add_row("prefill, decode", f"{found.prefill_s:.2f} s, {found.decode_s:.2f} s")
+    expected.add_row("latency of a block", f"{found.latency_s:.2f} s")
+    expected.add_row("limited by", found.bound)
+    terminal.print(expected)
+    memory = Table("tier", "use", "bytes", title="Memory", title_justify="left")
+    for tier, uses in found.memory.items():
+        for use, size in uses.items():
+            memory.add_row(tier, use, format_bytes(size))
+    terminal.print(memory)
+    for lost in made.rejected:
+        terminal.print(f"not: {lost.summary} ({lost.throughput:.2f} tokens/s; {lost.reason})")
+
+
+def _setting(name: str, value: Any, compact: Any, format_bytes: Any) -> str:
+    if name == "weights":
+        return "; ".join(f"{tier}: {', '.join(compact(names))}" for tier, names in value.items() if names)
+    return format_bytes(value) if name.endswith("_bytes") and value is not None else str(value)

@@ -1,0 +1,65 @@
+"""From a task to a plan, with what is expected of it and why the others lost."""
+
+from collections.abc import Mapping
+
+from ..config import EngineConfig, TierName
+from .plan import Plan, Prediction, Rejected
+from .search import Progress, Task, Tried, busy_shares, search
+from .simulator.run import Simulation, simulate
+
+SHOWN = 3
+"""Plans that lost, of those a plan tells about."""
+
+
+def make_plan(task: Task, progress: Progress | None = None) -> Plan:
+    """The best plan for a task. Raises as ``search``; ``progress`` is told of options done and of all."""
+    found = search(task, progress)
+    best = found.ranked[0]
+    made = Plan.of(best.config, task.hardware.name, task.job)
+    prediction = predict(best.config, best.simulation)
+    rejected = tuple(_rejected(task, made, best, lost) for lost in found.ranked[1 : SHOWN + 1])
+    return Plan(made.model, made.hardware, made.job, made.settings, prediction, rejected, found.options)
+
+
+def check_plan(plan: Plan, task: Task) -> Plan:
+    """A plan with what is expected of it, whoever wrote it.
+
+    Raises ConfigError for a setting that makes no sense and OutOfMemoryError with the terms of what does not fit.
+    """
+    config = plan.config(task.base()).validate()
+    plan.job.validate(task.spec)
+    simulation = simulate(config, task.spec, task.hardware, plan.job, task.dtype, task.quantisation)
+    return Plan(plan.model, plan.hardware, plan.job, plan.settings, predict(config, simulation))
+
+
+def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
+    """What a simulated run says."""
+    busy = busy_shares(simulation.timeline, simulation.total_s)
+    working = {name: share for name, share in busy.items() if name != "waiting"}
+    first = next(iter(working), "device")
+    capacities = {"device": config.memory_bytes, "host": config.host_bytes, "disk": config.disk_bytes}
+    memory: dict[TierName, Mapping[str, int]] = {
+        tier: {**uses, "capacity": capacities[tier] or 0} for tier, uses in simulation.memory.items() if uses
+    }
+    return Prediction(
+        prefill_s=simulation.prefill_s,
+        decode_s=simulation.decode_s,
+        throughput=simulation.throughput,
+        decode_throughput=simulation.decode_throughput,
+        latency_s=simulation.total_s,
+        bound=f"{first}, busy {working.get(first, 0.0):.0%} of the time",
+        busy=busy,
+        memory=memory,
+    )
+
+
+def _rejected(task: Task, best: Plan, winner: Tried, lost: Tried) -> Rejected:
+    plan = Plan.of(lost.config, task.hardware.name, task.job)
+    ratio = winner.simulation.throughput / lost.simulation.throughput
+    mine, theirs = (busy_shares(one.simulation.timeline, one.simulation.tokens) for one in (lost, winner))
+    more = {name: seconds - theirs.get(name, 0.0) for name, seconds in mine.items() if name != "waiting"}
+    worst = max(more, key=lambda name: more[name], default="device")
+    reason = f"{ratio:.2f} times as slow a token"
+    if more and more[worst] > 0:
+        reason += f": {worst} takes {mine[worst] * 1e3:.1f} ms a token instead of {theirs.get(worst, 0.0) * 1e3:.1f}"
+    return Rejected(plan.summary(), lost.simulation.throughput, reason)

@@ -1,0 +1,285 @@
+"""The search for a plan: options one by one, a placement for each, and the best of them carried out in simulation."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..budget import SLOTS, Terms
+from ..config import TILE_ROWS, EngineConfig, TierName, format_bytes
+from ..errors import ConfigError, HeliosError, OutOfMemoryError
+from ..kv import BLOCK, blocks_for
+from ..quant.format import Quantisation
+from ..sizes import Sizes
+from ..spec import ModelSpec
+from .costs import CostModel, Option, kv_blocks_of
+from .hardware import Hardware
+from .job import Job
+from .placing import KINDS, Counts, Room, Shape, named_units, place
+from .simulator.clock import Busy
+from .simulator.device import SimulatedDevice
+from .simulator.run import Simulation, simulate
+
+BLOCKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Sizes of blocks that are tried."""
+PREFILL_ROWS = (512, 2048, 8192, 32768, 131072)
+"""Prompt rows of a sweep that are tried: more of them read the weights less often and take more memory."""
+FINALISTS = 5
+"""The plans that are carried out in simulation."""
+ACTIVATION_SHARE = 0.15
+"""Of the device's memory, what hidden states may take before they go to another tier."""
+HEADROOM = 0.9
+"""Of the memory a machine has, what a plan may take when no limit is given."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be planned."""
+
+    model: str
+    spec: ModelSpec
+    hardware: Hardware
+    job: Job
+    dtype: torch.dtype
+    quantisation: Quantisation | None = None
+    memory_bytes: int | None = None
+    """On the device; None is what the machine can spare. Likewise the other two."""
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+    latency_limit_s: float | None = None
+    """Until the last token of a block."""
+    kv_int4: bool = False
+    """KV may be kept in 4 bits."""
+    read_ahead: bool = True
+
+    def base(self) -> EngineConfig:
+        """The configuration that plans vary."""
+        hardware = self.hardware
+        host = self.host_bytes or (int(hardware.host_bytes * HEADROOM) if hardware.separate else None)
+        return EngineConfig(
+            model=self.model,
+            dtype=str(self.dtype).removeprefix("torch."),
+            memory_bytes=self.memory_bytes or int(hardware.device_bytes * HEADROOM),
+            host_bytes=host,
+            disk_bytes=self.disk_bytes or int(hardware.disk_bytes * HEADROOM) or None,
+            context=self.job.context,
+            read_ahead=self.read_ahead,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration, and what the cost model says of it."""
+
+    option: Option
+    config: EngineConfig
+    counts: Counts
+
+    @property
+    def second_per_sequence(self) -> float:
+        return self.counts.total_s / self.option.block
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A configuration that was carried out in simulation."""
+
+    config: EngineConfig
+    simulation: Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The plans that were carried out, the best one first."""
+
+    ranked: tuple[Tried, ...]
+    options: int
+    """Options that were solved for."""
+
+
+def search(task: Task, progress: Progress | None = None) -> Found:
+    """Find the plan with the highest throughput within the limits.
+
+    Raises ConfigError for a job that the model cannot do, and OutOfMemoryError saying the least memory that would do.
+    """
+    task.job.validate(task.spec)
+    model = CostModel(Sizes(task.spec, task.dtype, task.quantisation), task.hardware, task.job)
+    options = list(_options(task))
+    found: list[Candidate] = []
+    for done, option in enumerate(options):
+        found += _candidates(task, model, option)
+        if progress:
+            progress(done + 1, len(options) + FINALISTS)
+    found.sort(key=lambda candidate: candidate.second_per_sequence)
+    tried: list[Tried] = []
+    for config in _finalists(task, found):
+        try:
+            simulation = simulate(
+                config, task.spec, task.hardware, _block(task, config), task.dtype, task.quantisation
+            )
+        except OutOfMemoryError:
+            continue
+        if task.latency_limit_s is None or simulation.total_s <= task.latency_limit_s:
+            tried.append(Tried(config, simulation))
+        if progress:
+            progress(min(len(options) + len(tried), len(options) + FINALISTS), len(options) + FINALISTS)
+    if not tried:
+        raise _nothing_fits(task, model)
+    tried.sort(key=lambda one: -one.simulation.throughput)
+    return Found(tuple(tried), len(options))
+
+
+def _block(task: Task, config: EngineConfig) -> Job:
+    """The job of one block; of two where the next one's sequences take the place of those that end."""
+    n_sequences = config.max_sequences * (2 if config.schedule == "diagonal" else 1)
+    return replace(task.job, n_sequences=min(n_sequences, max(task.job.n_sequences, config.max_sequences)))
+
+
+def _options(task: Task) -> Iterator[Option]:
+    job, separate = task.job, task.hardware.separate
+    blocks = [n for n in BLOCKS if n < job.n_sequences] + [min(job.n_sequences, BLOCKS[-1])]
+    for block in blocks:
+        rows = block * job.prompt_len
+        for prefill_rows in [n for n in PREFILL_ROWS if n < rows] + [min(rows, PREFILL_ROWS[-1])]:
+            for delegate in (True, False) if separate else (True,):
+                for kv_int4 in (False, True) if task.kv_int4 else (False,):
+                    for schedule in ("continuous", "diagonal") if job.n_sequences >= 2 * block > 2 else ("continuous",):
+                        yield Option(
+                            block=block,
+                            prefill_rows=prefill_rows,
+                            schedule="diagonal" if schedule == "diagonal" else "continuous",
+                            delegate=delegate,
+                            kv_int4=kv_int4,
+                            activations=_activations(task, prefill_rows + block),
+                            read_ahead=task.read_ahead,
+                        )
+
+
+def _activations(task: Task, rows: int) -> TierName:
+    """Where so many rows' hidden states go."""
+    size = 2 * rows * task.spec.hidden_size * task.dtype.itemsize
+    if size <= ACTIVATION_SHARE * (task.base().memory_bytes or 0) or rows <= TILE_ROWS:
+        return "device"
+    return "host" if task.hardware.separate else "disk"
+
+
+def _config(task: Task, option: Option) -> EngineConfig:
+    """Without weights and KV."""
+    config = replace(
+        task.base(),
+        max_sequences=option.block,
+        max_queued=max(option.block, task.base().max_queued),
+        prefill_rows=option.prefill_rows,
+        schedule=option.schedule,
+        delegate=option.delegate,
+        kv_dtype="int4" if option.kv_int4 else "auto",
+    )
+    if option.activations == "device":
+        return config
+    tile = min(config.tile_rows, option.prefill_rows + option.block)
+    rows = -(-(option.prefill_rows + option.block) // tile) * tile
+    away = {"host": "activation_host_rows", "disk": "activation_disk_rows"}[option.activations]
+    return replace(config, activation_rows=0, **{away: rows})
+
+
+def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]:
+    """The best placement under an option, if there is one."""
+    config, spec = _config(task, option), task.spec
+    device = SimulatedDevice.of(task.hardware, task.dtype, option.kv_int4)
+    capacity = config.memory_bytes or 0
+    terms = Terms.of(config, model.sizes, device, capacity, task.job.context)
+    kv_tiers: list[TierName] = ["device"]
+    if config.host_bytes:
+        kv_tiers.append("host")
+    if config.disk_bytes and task.hardware.disk_read:
+        kv_tiers.append("disk")
+    kv_blocks = kv_blocks_of(option, task.job)
+    shape = Shape(
+        n_layers=spec.n_layers,
+        unit_bytes={kind: model.weights_bytes(kind) for kind in KINDS},
+        tied=spec.tied,
+        block=option.block,
+        kv_bytes=kv_blocks * model.block_bytes(option),
+        kv_tiers=kv_tiers,
+        staged=[tier for tier in kv_tiers if tier == "disk" or (tier == "host" and not option.delegate)],
+    )
+    slots = 2 * (terms.weight_slots * terms.weight_slot + 2 * SLOTS * terms.kv_slot) if task.hardware.separate else 0
+    room = Room(
+        device=capacity - terms.fixed_bytes,
+        host=max(0, (config.host_bytes or 0) - _host_buffers(task, config, terms.scratch, slots)),
+        disk=config.disk_bytes or 0,
+        loading=terms.slots_bytes(False),
+        streaming=terms.slots_bytes(True),
+        kv_slots=SLOTS * terms.kv_slot,
+    )
+    counts = place(shape, model.costs(option), room, option.read_ahead, task.latency_limit_s)
+    if counts is None:
+        return []
+    return [Candidate(option, _placed(task, config, option, counts, kv_blocks), counts)]
+
+
+def _host_buffers(task: Task, config: EngineConfig, scratch: int, slots: int) -> int:
+    """Bytes of host memory that are neither weights nor KV."""
+    if not config.host_bytes:
+        return 0
+    rows = config.activation_host_rows * task.spec.hidden_size * task.dtype.itemsize
+    return (scratch if task.hardware.separate else 0) + slots + rows
+
+
+def _placed(task: Task, config: EngineConfig, option: Option, counts: Counts, kv_blocks: float) -> EngineConfig:
+    """The configuration with weights and KV where the counts say."""
+    tokens = {tier: int(-(-n * kv_blocks // 1)) * BLOCK for tier, n in counts.sequences.items()}
+    for tier in ("host", "disk"):  # a sequence there gets the blocks of its whole life
+        if option.schedule == "diagonal" and tokens.get(tier):
+            tokens[tier] = max(tokens[tier], blocks_for(task.job.context) * BLOCK)
+    return replace(
+        config,
+        weights=named_units(task.spec.n_layers, counts),
+        kv_tokens=tokens.get("device", 0),
+        kv_host_tokens=tokens.get("host", 0),
+        kv_disk_tokens=tokens.get("disk", 0),
+    )
+
+
+def _finalists(task: Task, found: Sequence[Candidate]) -> list[EngineConfig]:
+    """The best candidates, not all of one block size, and the simplest configurations that may fit."""
+    chosen: list[EngineConfig] = []
+    seen: dict[int, int] = {}
+    for candidate in found:
+        if seen.get(candidate.option.block, 0) < 2 and len(chosen) < FINALISTS:
+            seen[candidate.option.block] = seen.get(candidate.option.block, 0) + 1
+            chosen.append(candidate.config)
+    sizes = {config.max_sequences for config in chosen} or {1}
+    simple = [replace(task.base(), max_sequences=block, kv_tokens=block * blocks_for(task.job.context) * BLOCK) for block in sizes]
+    return chosen + simple
+
+
+def _nothing_fits(task: Task, model: CostModel) -> HeliosError:
+    """The least that would do: one sequence with everything that may be elsewhere elsewhere."""
+    spec, job = task.spec, task.job
+    if task.latency_limit_s is not None:
+        return ConfigError(
+            f"no plan makes {job.gen_len} tokens for prompts of {job.prompt_len} within latency_limit "
+            f"{task.latency_limit_s:g} s on '{task.hardware.name}'; raise it, or the memory, or shorten the job"
+        )
+    least = replace(
+        task.base(), max_sequences=1, prefill_rows=min(512, job.prompt_len), kv_tokens=blocks_for(job.context) * BLOCK
+    )
+    terms = Terms.of(least, model.sizes, SimulatedDevice.of(task.hardware, task.dtype), least.memory_bytes or 0, job.context)
+    device = terms.fixed_bytes + terms.slots_bytes(True) + blocks_for(job.context) * terms.kv_block
+    return OutOfMemoryError(
+        f"no plan fits {format_bytes(least.memory_bytes or 0)} on the device of '{task.hardware.name}'; one sequence of "
+        f"{job.context} positions with all weights elsewhere takes about {format_bytes(device)} there. Raise the memory, "
+        f"shorten the job, or take a smaller or quantised model ({spec.n_layers} layers of {spec.hidden_size} now)"
+    )
+
+
+def busy_shares(timeline: Sequence[Busy], total_s: float) -> dict[str, float]:
+    """For each resource, the share of the time in which it was busy, the busiest first."""
+    busy: dict[str, float] = {}
+    for one in timeline:
+        busy[one.resource] = busy.get(one.resource, 0.0) + one.end_s - one.start_s
+    shares = {name: seconds / total_s for name, seconds in busy.items()}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -1,0 +1,154 @@
+"""Running a block of requests on a simulated machine."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ...batch import Batch, Tile
+from ...budget import divide
+from ...build import Parts, assemble
+from ...config import EngineConfig, TierName
+from ...errors import ConfigError
+from ...kv import LayerLengths
+from ...quant.format import Quantisation
+from ...request import Request, SamplingParams
+from ...scheduler import Scheduler
+from ...sequence import Sequence
+from ...sizes import Sizes
+from ...spec import ModelSpec
+from ...sweep import Sweep
+from ...text.stop import StopMatcher
+from ...units import Layouts
+from ..hardware import Hardware
+from ..job import Job
+from .checkpoint import SimulatedIndex
+from .clock import Busy
+from .device import META, SimulatedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """How a job would go."""
+
+    prefill_s: float
+    """Of sweeps with prompts in them."""
+    decode_s: float
+    decode_tokens: int
+    """Made in sweeps without prompts."""
+    tokens: int
+    sweeps: int
+    timeline: tuple[Busy, ...]
+    """From the first sweep on."""
+    memory: dict[TierName, dict[str, int]] = field(default_factory=dict)
+    """Bytes held on each tier, by use."""
+
+    @property
+    def total_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens a second, prefill included."""
+        return self.tokens / self.total_s
+
+    @property
+    def decode_throughput(self) -> float:
+        return self.decode_tokens / self.decode_s if self.decode_s else 0.0
+
+
+def build_simulated(
+    config: EngineConfig, spec: ModelSpec, hardware: Hardware, dtype: torch.dtype, quantisation: Quantisation | None
+) -> tuple[Parts, SimulatedDevice]:
+    """An engine's parts on a machine that is not there. Raises as ``budget.divide``."""
+    device = SimulatedDevice.of(hardware, dtype, config.kv_dtype == "int4")
+    budget = divide(config, Sizes(spec, dtype, quantisation), device)
+    index = SimulatedIndex(spec, dtype, quantisation)
+    layouts = Layouts(index, spec, dtype, quantisation, device.storage)
+    return assemble(config, spec, layouts, None, device, budget), device
+
+
+def simulate(
+    config: EngineConfig,
+    spec: ModelSpec,
+    hardware: Hardware,
+    job: Job,
+    dtype: torch.dtype,
+    quantisation: Quantisation | None = None,
+) -> Simulation:
+    """Carry out ``job`` as ``config`` has it, by the engine's own scheduler and executor.
+
+    Raises ConfigError and OutOfMemoryError as the engine would when it is loaded.
+    """
+    parts, device = build_simulated(config, spec, hardware, dtype, quantisation)
+    try:
+        return _run(parts, device, job)
+    finally:
+        parts.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Hidden states out of nothing: looking up a few rows takes next to no time."""
+
+    width: int
+    dtype: torch.dtype
+
+    def __call__(self, batch: Batch, tile: Tile) -> torch.Tensor:
+        return torch.empty(tile.rows.stop - tile.rows.start, self.width, dtype=self.dtype, device=META)
+
+
+def _run(parts: Parts, device: SimulatedDevice, job: Job) -> Simulation:
+    config, spec, clock = parts.config, parts.spec, device.clock
+    layers = range(spec.n_layers)
+    scheduler = Scheduler(
+        parts.homes, layers, config.max_sequences, config.prefill_rows, config.schedule, config.tile_rows
+    )
+    for number in range(job.n_sequences):
+        scheduler.add(_sequence(number, job, spec))
+    source = _Source(spec.hidden_size, device.dtype)
+    begun_s, loaded = clock.now_s, len(clock.timeline)
+    prefill_s = decode_s = 0.0
+    tokens = decode_tokens = sweeps = 0
+    while shares := scheduler.schedule():
+        start_s = clock.now_s
+        parts.executor.run(Sweep(sweeps, layers, shares, source, parts.sink()))
+        device.sweep(len(shares))
+        made = 0
+        for share in shares:
+            if share.logit_rows:
+                share.sequence.append(0)
+                made += 1
+                if len(share.sequence.output) == job.gen_len:
+                    scheduler.remove(share.sequence)
+        sweeps, tokens = sweeps + 1, tokens + made
+        if any(share.start < job.prompt_len for share in shares):
+            prefill_s += clock.now_s - start_s
+        else:
+            decode_s += clock.now_s - start_s
+            decode_tokens += made
+    if scheduler.waiting:
+        raise ConfigError(
+            f"{len(scheduler.waiting)} of {job.n_sequences} sequences of {job.context} positions find no room for their "
+            "KV; raise kv_tokens, kv_host_tokens or kv_disk_tokens"
+        )
+    shifted = tuple(
+        busy._replace(start_s=max(0.0, busy.start_s - begun_s), end_s=busy.end_s - begun_s)
+        for busy in clock.timeline[loaded:]
+    )
+    memory = {name: tier.by_use() for name, tier in parts.tiers.items()}
+    return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, shifted, memory)
+
+
+def _sequence(number: int, job: Job, spec: ModelSpec) -> Sequence:
+    params = SamplingParams(temperature=0, max_tokens=job.gen_len, ignore_eos=True)
+    request = Request(f"simulated-{number}", (0,) * job.prompt_len, params)
+    text = None  # nothing is said in a simulation
+    return Sequence(
+        request=request,
+        params=replace(params),
+        deliver=lambda _: None,
+        kv=LayerLengths(spec.n_layers),
+        text=text,  # type: ignore[arg-type]
+        stop=StopMatcher(()),
+        tokens=list(request.prompt_ids),
+    )

@@ -1,0 +1,94 @@
+"""Files and workers of a simulated machine: nothing is read, but it takes its time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from ...device import Slot
+from ...storage.direct import SourceFile
+from ...storage.spill import Spill
+from ...storage.storage import Storage
+from ...storage.transfer import WORKERS, Recipe, Transfer, Workers
+from .clock import Clock, Link
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What bytes move over."""
+
+    disk: Link
+    to_device: Link
+    """From host memory to the device's; within one memory a copy."""
+    to_host: Link
+
+
+class SimulatedPlace:
+    """A file, or host memory, on the other side of ``link``."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def check(self) -> None:
+        """It never changes."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(slots=True)
+class _Transfer:
+    slot: Slot
+    clock: Clock
+    end_s: float
+    error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.clock.now_s >= self.end_s
+
+    def wait(self) -> None:
+        self.clock.wait_until(self.end_s)
+
+
+class SimulatedWorkers:
+    """Transfers begin when they are asked for and end when their links have carried them."""
+
+    def __init__(self, clock: Clock, links: Links) -> None:
+        self._clock, self._links = clock, links
+
+    def begin(self, slot: Slot, recipe: Recipe, store: bool) -> Transfer:
+        at_s, crosses = self._clock.now_s, slot.content is not slot.host
+        if store and crosses:
+            at_s = self._links.to_host.carry(recipe.n_bytes, at_s, "store")
+        for piece in recipe.pieces:
+            at_s = cast(SimulatedPlace, piece.place).link.carry(piece.n_bytes, at_s, "store" if store else "load", store)
+        if not store and (crosses or recipe.source is not None):
+            at_s = self._links.to_device.carry(recipe.n_bytes, at_s, "load")
+        return _Transfer(slot, self._clock, at_s)
+
+    def close(self) -> None:
+        return
+
+
+class SimulatedStorage(Storage):
+    """Of a simulated machine."""
+
+    def __init__(self, clock: Clock, links: Links, disk_bytes: int) -> None:
+        self._clock, self._links, self._disk_bytes = clock, links, disk_bytes
+
+    def source(self, path: Path) -> SourceFile:
+        return cast(SourceFile, SimulatedPlace(self._links.disk))
+
+    def spill(self, directory: Path, n_bytes: int, unit_bytes: int) -> Spill:
+        return cast(Spill, SimulatedPlace(self._links.disk))
+
+    def memory(self, content: Tensor) -> Spill:
+        return cast(Spill, SimulatedPlace(self._links.to_device))
+
+    def workers(self, count: int = WORKERS) -> Workers:
+        return SimulatedWorkers(self._clock, self._links)
+
+    def free_bytes(self, directory: Path) -> int:
+        return self._disk_bytes

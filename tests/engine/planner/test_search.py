@@ -1,0 +1,162 @@
+"""Plans: they fit wherever they are tried, beat the simplest ones, and keep to the limits."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, HeliosError, OutOfMemoryError
+from engine.kv import blocks_for
+from engine.planner.job import Job
+from engine.planner.plan import Plan
+from engine.planner.planner import check_plan, make_plan
+from engine.planner.search import Task, search
+from engine.planner.simulator.run import build_simulated, simulate
+from engine.quant.format import Quantisation
+from engine.quant.scheme import Scheme
+
+from .live import LiveBytes
+from .machines import GIB, laptop, llama, workstation
+
+MIB = 2**20
+JOB = Job(60, 8, 16)
+
+
+def task(**changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "model": "m",
+        "spec": llama(),
+        "hardware": laptop(),
+        "job": JOB,
+        "dtype": torch.bfloat16,
+        "memory_bytes": 60 * MIB,
+    }
+    return Task(**{**values, **changes})
+
+
+def test_a_model_that_fits_stays_in_memory() -> None:
+    plan = make_plan(task(memory_bytes=500 * MIB))
+    assert set(plan.settings["weights"]) == {"device"}
+    assert plan.settings["max_sequences"] == JOB.n_sequences
+    assert plan.prediction is not None
+    assert plan.prediction.memory["device"]["capacity"] == 500 * MIB
+
+
+def test_a_plan_is_never_slower_than_the_simplest_that_fits() -> None:
+    for memory in (40, 60, 90):
+        given = task(spec=llama(8, 512), memory_bytes=memory * MIB)
+        best = search(given).ranked[0]
+        tokens = blocks_for(JOB.context) * 16
+        for block in (1, 4, 16):
+            simple = replace(given.base(), max_sequences=block, kv_tokens=block * tokens)
+            try:
+                other = simulate(simple, given.spec, given.hardware, replace(JOB, n_sequences=block), given.dtype)
+            except OutOfMemoryError:
+                continue
+            assert best.simulation.throughput >= 0.999 * other.throughput
+
+
+def test_a_latency_limit_makes_the_blocks_smaller() -> None:
+    given = task(job=Job(60, 8, 256))
+    free = make_plan(given)
+    assert free.prediction is not None
+    limit_s = free.prediction.latency_s / 3
+    limited = make_plan(replace(given, latency_limit_s=limit_s))
+    assert limited.prediction is not None
+    assert limited.prediction.latency_s <= limit_s
+    assert limited.settings["max_sequences"] < free.settings["max_sequences"]
+    with pytest.raises(ConfigError, match="latency_limit"):
+        make_plan(replace(given, latency_limit_s=1e-9))
+
+
+def test_what_cannot_fit_is_told_with_the_least_that_would() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"no plan fits 1\.00 MiB.*takes about \d"):
+        make_plan(task(memory_bytes=MIB))
+
+
+def test_jobs_that_make_no_sense_are_refused() -> None:
+    for job, words in ((Job(0, 4), "prompt_len is 0"), (Job(4000, 4), "at most 2048"), (Job(4, 4, -1), "n_sequences")):
+        with pytest.raises(ConfigError, match=words):
+            make_plan(task(job=job))
+
+
+def test_a_plan_that_was_edited_into_what_does_not_fit_is_refused_with_its_terms() -> None:
+    plan = make_plan(task())
+    assert check_plan(plan, task()).prediction is not None
+    more = Plan(plan.model, plan.hardware, plan.job, {**plan.settings, "kv_tokens": 10**6})
+    with pytest.raises(OutOfMemoryError, match="for the KV cache of 1000000 positions"):
+        check_plan(more, task())
+    with pytest.raises(ConfigError, match="'layers.9' is outside"):
+        check_plan(replace(more, settings={**plan.settings, "weights": {"disk": ["layers.9"]}}), task())
+
+
+def test_losers_say_why() -> None:
+    plan = make_plan(task(spec=llama(8, 512)))
+    assert plan.rejected
+    assert all("as slow" in lost.reason for lost in plan.rejected)
+    assert all(lost.throughput <= plan.prediction.throughput for lost in plan.rejected if plan.prediction)
+
+
+def triple(seed: int) -> Task:
+    """A random model, machine and request."""
+    random = np.random.default_rng(seed)
+    heads = int(random.choice([4, 8]))
+    hidden = heads * int(random.choice([32, 64]))
+    family = str(random.choice(["llama", "opt"]))
+    changes: dict[str, Any] = {"num_attention_heads": heads, "num_key_value_heads": heads // int(random.choice([1, 2, 4]))}
+    if family == "opt":
+        changes |= {
+            "model_type": "opt",
+            "ffn_dim": 4 * hidden,
+            "word_embed_proj_dim": hidden,
+            "activation_function": "relu",
+            "tie_word_embeddings": True,
+        }
+    spec = llama(int(random.integers(1, 7)), hidden, vocab_size=int(random.integers(100, 30000)), **changes)
+    job = Job(int(random.integers(1, 300)), int(random.integers(1, 6)), int(random.integers(1, 33)))
+    machine = workstation() if random.integers(2) else laptop()
+    bits = int(random.choice([0, 0, 4, 8]))
+    quantisation = Quantisation(Scheme(4 if bits == 4 else 8, 32)) if bits else None
+    return Task(
+        model="m",
+        spec=spec,
+        hardware=machine,
+        job=job,
+        dtype=torch.bfloat16,
+        quantisation=quantisation,
+        memory_bytes=int(2 ** random.uniform(23, 28)),
+        host_bytes=int(2 ** random.uniform(25, 30)) if machine.separate else None,
+        disk_bytes=GIB,
+        kv_int4=bool(random.integers(2)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_plan_runs_out_of_memory(seed: int) -> None:
+    given = triple(seed)
+    try:
+        plan = make_plan(given)
+    except HeliosError as error:
+        assert isinstance(error, OutOfMemoryError), error
+        return
+    config = plan.config(given.base())
+    with LiveBytes() as live:
+        parts, device = build_simulated(config, given.spec, given.hardware, given.dtype, given.quantisation)
+        parts.close()
+        del parts, device
+        live.peak = 0
+        job = replace(given.job, gen_len=min(2, given.job.gen_len))
+        simulate(config, given.spec, given.hardware, replace(job, n_sequences=config.max_sequences), given.dtype, given.quantisation)
+    most = (config.memory_bytes or 0) + (config.host_bytes or 0)
+    assert live.peak <= most, f"{live.peak} bytes lived; {plan.summary()}"
+
+
+def test_the_plan_names_everything_it_decides() -> None:
+    plan = make_plan(task(spec=llama(8, 512)))
+    config = plan.config()
+    assert isinstance(config, EngineConfig)
+    assert config.weights is not None
+    assert config.context == JOB.context
