@@ -215,7 +215,9 @@ class Terms:
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
     context = config.context or spec.max_positions
     if context > spec.max_positions:
-        raise ConfigError(f"context is {context}; this model was made for at most {spec.max_positions} positions")
+        raise ConfigError(
+            f"context is {context}; this model was made for at most {spec.max_positions} positions. Lower it"
+        )
     most = max(config.kv_tokens or 0, config.kv_host_tokens, config.kv_disk_tokens)
     return min(context, most or context)
 

@@ -41,7 +41,7 @@ class SourceFile:
                 self._fd, self.direct = os.open(path, flags), False
             self._state = self._stat()
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from None
+            raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the file and its rights") from None
         self._edges: dict[int, bytes] = {}
 
     def close(self) -> None:

@@ -55,6 +55,21 @@ async def test_a_completion_equals_the_engines_own(actor, engine_config):
     assert completion.finish_reason == "length"
 
 
+async def test_an_actor_with_weights_and_kv_on_disk_says_the_same(actor, tiny, tmp_path):
+    expected = await actor.generate("hello there", GREEDY)
+    nowhere = {"weights": {"disk": ["embedding", "layers.0-2", "head"]}, "kv_tokens": 0, "kv_disk_tokens": 512}
+    model = tiny_app("lab", tiny, offload_dir=str(tmp_path), **nowhere).models[0]
+    offloaded = ModelActor("lab", model, 0)
+    try:
+        completion = await offloaded.generate("hello there", GREEDY)
+        stats = await offloaded.stats()
+    finally:
+        await offloaded.close()
+    assert [t.id for t in completion.tokens] == [t.id for t in expected.tokens]
+    assert "kv" not in stats.memory, "none on the device"
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_stream_opens_with_the_prompts_ids_and_ends_with_a_reason(actor):
     messages = [message async for message in actor.stream("hello", GREEDY, request_id="r")]
     opened, *deltas = messages

@@ -1,82 +1,21 @@
 """Disks that fail, fill up or change under a running engine: who is harmed is told why, and nobody else notices."""
 
 import errno
-import gc
 import os
 import re
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.build import build
-from engine.config import EngineConfig, Schedule
+from engine.config import Schedule
 from engine.engine import Engine
-from engine.errors import CheckpointError, HeliosError, OutOfMemoryError
+from engine.errors import CheckpointError, HeliosError
 from engine.kv_homes import StagedKV
-from engine.llm import LLM
-from engine.request import Completion, Delta, Request, SamplingParams
 from engine.storage import direct
 from engine.storage.spill import SpillFile
-from tests.engine.test_parity import random_tokens
-
-TinyModel = Callable[[str], Path]
-GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-ALL_ON_DISK = {"disk": ["embedding", "layers.0-2", "head"]}
-AMPLE = 10**8
-PROMPTS = [random_tokens(length, seed=length) for length in (5, 30, 60)]
-
-
-@pytest.fixture
-def model(tiny_model: TinyModel, tmp_path: Path) -> Path:
-    """A copy of a tiny model that a test may damage."""
-    return shutil.copytree(tiny_model("llama"), tmp_path / "model")
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
-
-    def get(model: Path, **fields: Any) -> Engine:
-        settings = {"dtype": "float32", "threads": 1, "memory_bytes": AMPLE, "offload_dir": str(tmp_path / "offload")}
-        made.append(Engine.load(EngineConfig(str(model), **settings | fields)))
-        return made[-1]
-
-    yield get
-    for engine in made:
-        engine.close()
-
-
-class Served:
-    """Requests in an engine, stepped by hand."""
-
-    def __init__(self, engine: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> None:
-        self.engine = engine
-        self.requests = [Request(f"{id(self)}-{i}", tuple(prompt), params) for i, prompt in enumerate(prompts)]
-        self.deltas: dict[str, list[Delta]] = {request.request_id: [] for request in self.requests}
-        for request in self.requests:
-            engine.add(engine.prepare(request, self.deltas[request.request_id].append))
-
-    def finish(self) -> list[Completion]:
-        for _ in range(1000):
-            if not self.engine.has_work:
-                break
-            self.engine.step()
-        return [Completion.gather(request, self.deltas[request.request_id]) for request in self.requests]
-
-
-def ids(completions: list[Completion]) -> list[list[int]]:
-    return [[token.id for token in completion.tokens] for completion in completions]
-
-
-def expected(model: Path, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    with LLM(str(model), dtype="float32", threads=1, max_sequences=len(prompts)) as llm:
-        return ids(llm.generate(prompts, params))
+from tests.engine.serving import ALL_ON_DISK, GREEDY, MANY, PROMPTS, Served, expected, failing, ids, with_kv_on_disk
 
 
 def truncate(file: Path) -> None:
@@ -131,17 +70,6 @@ def test_a_changed_file_is_noticed_whatever_is_read_from_it(
     assert {completion.finish_reason for completion in served.finish()} == {"error"}
 
 
-def failing(call: Callable[..., int], fails: Callable[[int], bool]) -> Callable[..., int]:
-    """``call`` with EIO at the offsets that ``fails`` tells."""
-
-    def transfer(fd: int, views: list[memoryview], offset: int) -> int:
-        if fails(offset):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return call(fd, views, offset)
-
-    return transfer
-
-
 def test_weights_that_cannot_be_read_for_a_while_end_what_runs_and_nothing_after(
     model: Path, load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,18 +83,6 @@ def test_weights_that_cannot_be_read_for_a_while_end_what_runs_and_nothing_after
         assert "Input/output error; check the disk" in str(completion.error)
     monkeypatch.undo()
     assert ids(Served(engine, PROMPTS).finish()) == right
-
-
-MANY = [random_tokens(length, seed=length) for length in (100, 90, 80, 70, 60, 50, 40, 30)]
-
-
-def with_kv_on_disk(load: Callable[..., Engine], model: Path, **fields: Any) -> tuple[Engine, StagedKV]:
-    """An engine whose slots hold one long sequence, so that a sweep has several cohorts."""
-    settings = {"memory_bytes": 2_000_000, "weights": ALL_ON_DISK, "kv_tokens": 0, "kv_disk_tokens": 1200}
-    engine = load(model, **settings | {"context": 128, "prefill_rows": 200, "max_sequences": 8} | fields)
-    home = engine._homes[-1]
-    assert isinstance(home, StagedKV)
-    return engine, home
 
 
 def offsets(home: StagedKV, blocks: list[int], layer: int) -> Callable[[int], bool]:
@@ -268,96 +184,3 @@ def test_cancelling_while_kv_moves_leaves_the_others_as_they_were(model: Path, l
     completions = served.finish()
     assert [completion.finish_reason for completion in completions] == ["cancelled"] * 6 + ["length"] * 2
     assert ids(completions[6:]) == right[6:]
-
-
-def io_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("helios-io")]
-
-
-@contextmanager
-def nothing_left_behind(directory: Path) -> Iterator[None]:
-    """No thread, file descriptor or file more than before."""
-    gc.collect()
-    threads, files = len(io_threads()), len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(io_threads()) == threads, "threads were left"
-    assert len(os.listdir("/proc/self/fd")) == files, "files were left open"
-    assert not directory.exists() or not any(directory.iterdir())
-
-
-def full_disk(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize(
-    "kv",
-    [
-        {},
-        pytest.param({"kv_host_tokens": 128, "delegate": False, "host_bytes": AMPLE}),
-    ],
-)
-def test_a_full_disk_refuses_the_load_and_leaves_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", full_disk)
-    config = EngineConfig(
-        str(model), memory_bytes=AMPLE, offload_dir=str(tmp_path / "offload"), kv_disk_tokens=512, threads=1, **kv
-    )
-    words = rf"asked for on disk and {tmp_path}/offload has .*No space"
-    with nothing_left_behind(tmp_path / "offload"), pytest.raises(OutOfMemoryError, match=words):
-        build(config)
-
-
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"weights": {"host": ALL_ON_DISK["disk"]}, "host_bytes": 1000}, OutOfMemoryError),
-        pytest.param(
-            {"weights": {"host": ALL_ON_DISK["disk"]}, "host_bytes": 100_000, "kv_disk_tokens": 512},
-            OutOfMemoryError,
-        ),
-        ({"memory_bytes": 1000, "kv_disk_tokens": 512}, OutOfMemoryError),
-    ],
-)
-def test_a_load_that_fails_leaves_nothing(
-    model: Path, tmp_path: Path, fields: dict[str, Any], error: type[Exception]
-) -> None:
-    config = EngineConfig(str(model), memory_bytes=AMPLE, offload_dir=str(tmp_path / "offload"), threads=1)
-    with nothing_left_behind(tmp_path / "offload"), pytest.raises(error):
-        build(replace(config, **fields))
-
-
-def test_weights_that_cannot_be_read_at_load_refuse_it_and_leave_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct.os, "preadv", failing(os.preadv, lambda offset: offset > 4096))
-    config = EngineConfig(str(model), offload_dir=str(tmp_path / "offload"), kv_disk_tokens=512, threads=1)
-    with nothing_left_behind(tmp_path / "offload"), pytest.raises(CheckpointError, match="check the disk"):
-        build(config)
-
-
-def test_too_little_for_one_layer_names_every_term(model: Path) -> None:
-    words = r"limit is 146.48 KiB; .*weights and the buffers.*workspaces.*KV cache.*Raise the limit.*kv_disk_tokens"
-    with pytest.raises(OutOfMemoryError, match=words):
-        build(EngineConfig(str(model), dtype="float32", memory_bytes=150_000, weights=None))
-
-
-def test_closing_in_mid_run_leaves_nothing(model: Path, tmp_path: Path, load: Callable[..., Engine]) -> None:
-    with nothing_left_behind(tmp_path / "offload"):
-        engine, _ = with_kv_on_disk(load, model)
-        Served(engine, MANY)
-        for _ in range(3):
-            engine.step()
-        engine.close()
-
-
-def test_an_engine_that_nobody_closes_is_closed_when_it_is_collected(model: Path, tmp_path: Path) -> None:
-    with nothing_left_behind(tmp_path / "offload"):
-        engine = Engine.load(
-            EngineConfig(
-                str(model), weights=ALL_ON_DISK, kv_disk_tokens=512, offload_dir=str(tmp_path / "offload"), threads=1
-            )
-        )
-        engine.step()
-        del engine
