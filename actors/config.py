@@ -37,6 +37,8 @@ class ModelConfig(_Strict):
     path: str = ""
     """A name in the model store or a Hugging Face directory; ``name`` when not given. A path that begins with
     ``.`` or ``~``, or an existing directory, is made absolute, from the configuration file's directory."""
+    plan: str | None = _ENGINE.plan
+    """A file that ``helios plan`` wrote; one that begins with ``.`` or ``~`` is made absolute as ``path`` is."""
     device: str = _ENGINE.device
     dtype: str = _ENGINE.dtype
     memory: str | int | None = _ENGINE.memory_bytes
@@ -94,6 +96,13 @@ class ModelConfig(_Strict):
         if path.startswith((".", "~", "/")) or ("/" in path and place.is_dir()):
             return str(place.resolve())
         return path
+
+    @field_validator("plan")
+    @classmethod
+    def _plan_absolute(cls, plan: str | None, info: ValidationInfo) -> str | None:
+        if plan is None:
+            return None
+        return str((Path((info.context or {}).get("base", ".")) / Path(plan).expanduser()).resolve())
 
     @field_validator("memory", "host_memory", "disk_space", mode="before")
     @classmethod

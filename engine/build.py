@@ -14,6 +14,7 @@ from .device import Device, open_device
 from .executor import Executor
 from .kv_homes import KVHome
 from .opening import open_activations, open_homes
+from .planner.plan import planned
 from .quant.format import Quantisation
 from .quant.stored import check_model
 from .rope import Rope
@@ -62,7 +63,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
 
     Raises a HeliosError: ConfigError, ModelNotFoundError, CheckpointError, UnsupportedModelError, OutOfMemoryError.
     """
-    config.validate()
+    config = planned(config).validate()
     directory = resolve(config.model)
     spec = ModelSpec.from_directory(directory)
     checkpoint = Checkpoint(directory)

@@ -21,6 +21,8 @@ class EngineConfig:
 
     model: str
     """A name in the model store (``helios models list``) or a Hugging Face directory."""
+    plan: str | None = None
+    """A file that ``helios plan`` wrote. What it decides holds where this configuration leaves a default."""
     device: str = "auto"
     """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
     dtype: str = "auto"

@@ -105,13 +105,12 @@ def _draw(made: "Plan", task: "Task", path: Path) -> None:
 
 def _show(made: "Plan") -> None:
     from engine.config import format_bytes
-    from engine.planner.places import compact
 
     terminal, found = Terminal(), made.prediction
     terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}")
     settings = Table("setting", "value", title="Plan", title_justify="left")
     for name, value in made.settings.items():
-        settings.add_row(name, _setting(name, value, compact, format_bytes))
+        settings.add_row(name, _setting(name, value, format_bytes))
     terminal.print(settings)
     if found is None:
         return
@@ -130,7 +129,7 @@ def _show(made: "Plan") -> None:
         terminal.print(f"not: {lost.summary} ({lost.throughput:.2f} tokens/s; {lost.reason})")
 
 
-def _setting(name: str, value: Any, compact: Any, format_bytes: Any) -> str:
+def _setting(name: str, value: Any, format_bytes: Any) -> str:
     if name == "weights":
-        return "; ".join(f"{tier}: {', '.join(compact(names))}" for tier, names in value.items() if names)
+        return "; ".join(f"{tier}: {', '.join(names)}" for tier, names in value.items() if names)
     return format_bytes(value) if name.endswith("_bytes") and value is not None else str(value)

@@ -18,6 +18,19 @@ def compact(names: Sequence[str]) -> list[str]:
     return [*(name for name in kept if name == "embedding"), *written, *(name for name in kept if name == "head")]
 
 
+def count_units(names: Sequence[str]) -> int:
+    """How many units such names stand for."""
+    total = 0
+    for name in names:
+        if not name.startswith("layers."):
+            total += 1
+            continue
+        _, layers, *kind = name.split(".")
+        first, _, last = layers.partition("-")
+        total += (int(last or first) - int(first) + 1) * (1 if kind else 2)
+    return total
+
+
 def _ranges(numbers: Sequence[int], suffix: str) -> Iterator[str]:
     start = 0
     for at in range(1, len(numbers) + 1):

@@ -10,6 +10,7 @@ import yaml
 from ..config import EngineConfig, TierName
 from ..errors import ConfigError
 from .job import Job
+from .places import count_units
 
 VERSION = 1
 SETTINGS = (
@@ -141,10 +142,23 @@ class Plan:
         kv = {"device": given.get("kv_tokens") or 0, "host": given.get("kv_host_tokens", 0)}
         kv["disk"] = given.get("kv_disk_tokens", 0)
         places = "+".join(tier for tier, count in kv.items() if count) or "device"
-        away = {tier: len(names) for tier, names in (given.get("weights") or {}).items() if tier != "device" and names}
+        away = {tier: count_units(names) for tier, names in (given.get("weights") or {}).items() if tier != "device" and names}
         weights = ", ".join(f"{count} units on {tier}" for tier, count in away.items()) or "all weights on the device"
         extra = "".join(f", {text}" for text in _extras(given))
         return f"{given.get('max_sequences', 1)} sequences, {weights}, KV on {places}{extra}"
+
+
+def planned(config: EngineConfig) -> EngineConfig:
+    """The configuration with what its plan decides, where it leaves the default itself.
+
+    Raises ConfigError for a plan that cannot be read; what does not fit is refused when memory is divided.
+    """
+    if config.plan is None:
+        return config
+    default = EngineConfig(model=config.model)
+    settings = Plan.load(Path(config.plan).expanduser()).settings
+    open_ = {name: value for name, value in settings.items() if getattr(config, name) == getattr(default, name)}
+    return replace(config, plan=None, **open_)
 
 
 def _extras(given: Mapping[str, Any]) -> list[str]:

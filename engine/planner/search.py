@@ -16,6 +16,7 @@ from .costs import CostModel, Option, kv_blocks_of
 from .hardware import Hardware
 from .job import Job
 from .placing import KINDS, Counts, Room, Shape, named_units, place
+from .places import compact
 from .simulator.clock import Busy
 from .simulator.device import SimulatedDevice
 from .simulator.run import Simulation, simulate
@@ -236,7 +237,7 @@ def _placed(task: Task, config: EngineConfig, option: Option, counts: Counts, kv
             tokens[tier] = max(tokens[tier], blocks_for(task.job.context) * BLOCK)
     return replace(
         config,
-        weights=named_units(task.spec.n_layers, counts),
+        weights={tier: compact(names) for tier, names in named_units(task.spec.n_layers, counts).items()},
         kv_tokens=tokens.get("device", 0),
         kv_host_tokens=tokens.get("host", 0),
         kv_disk_tokens=tokens.get("disk", 0),
