@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from ..config import EngineConfig, TierName
 from .plan import Plan, Prediction, Rejected
 from .search import Progress, Task, Tried, busy_shares, search
-from .simulator.run import Simulation, simulate
+from .simulator.run import Simulation
+from .simulator.sample import predict_run
 
 SHOWN = 3
 """Plans that lost, of those a plan tells about."""
@@ -28,13 +29,13 @@ def check_plan(plan: Plan, task: Task) -> Plan:
     """
     config = plan.config(task.base()).validate()
     plan.job.validate(task.spec)
-    simulation = simulate(config, task.spec, task.hardware, plan.job, task.dtype, task.quantisation)
+    simulation = predict_run(config, task.spec, task.hardware, plan.job, task.dtype, task.quantisation)
     return Plan(plan.model, plan.hardware, plan.job, plan.settings, predict(config, simulation))
 
 
 def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
     """What a simulated run says."""
-    busy = busy_shares(simulation.timeline, simulation.total_s)
+    busy = busy_shares(simulation.timeline)
     working = {name: share for name, share in busy.items() if name != "waiting"}
     first = next(iter(working), "device")
     capacities = {"device": config.memory_bytes, "host": config.host_bytes, "disk": config.disk_bytes}
@@ -56,10 +57,16 @@ def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
 def _rejected(task: Task, best: Plan, winner: Tried, lost: Tried) -> Rejected:
     plan = Plan.of(lost.config, task.hardware.name, task.job)
     ratio = winner.simulation.throughput / lost.simulation.throughput
-    mine, theirs = (busy_shares(one.simulation.timeline, one.simulation.tokens) for one in (lost, winner))
+    mine, theirs = (_busy_a_token(one.simulation) for one in (lost, winner))
     more = {name: seconds - theirs.get(name, 0.0) for name, seconds in mine.items() if name != "waiting"}
     worst = max(more, key=lambda name: more[name], default="device")
     reason = f"{ratio:.2f} times as slow a token"
     if more and more[worst] > 0:
         reason += f": {worst} takes {mine[worst] * 1e3:.1f} ms a token instead of {theirs.get(worst, 0.0) * 1e3:.1f}"
     return Rejected(plan.summary(), lost.simulation.throughput, reason)
+
+
+def _busy_a_token(simulation: Simulation) -> dict[str, float]:
+    """Seconds that each resource is busy for a token."""
+    seconds = simulation.total_s / simulation.tokens
+    return {name: share * seconds for name, share in busy_shares(simulation.timeline).items()}

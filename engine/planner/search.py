@@ -19,7 +19,8 @@ from .placing import KINDS, Counts, Room, Shape, named_units, place
 from .places import compact
 from .simulator.clock import Busy
 from .simulator.device import SimulatedDevice
-from .simulator.run import Simulation, simulate
+from .simulator.run import Simulation
+from .simulator.sample import predict_run
 
 BLOCKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sizes of blocks that are tried."""
@@ -117,7 +118,7 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     tried: list[Tried] = []
     for config in _finalists(task, found):
         try:
-            simulation = simulate(
+            simulation = predict_run(
                 config, task.spec, task.hardware, _block(task, config), task.dtype, task.quantisation
             )
         except OutOfMemoryError:
@@ -277,10 +278,11 @@ def _nothing_fits(task: Task, model: CostModel) -> HeliosError:
     )
 
 
-def busy_shares(timeline: Sequence[Busy], total_s: float) -> dict[str, float]:
+def busy_shares(timeline: Sequence[Busy]) -> dict[str, float]:
     """For each resource, the share of the time in which it was busy, the busiest first."""
     busy: dict[str, float] = {}
     for one in timeline:
         busy[one.resource] = busy.get(one.resource, 0.0) + one.end_s - one.start_s
+    total_s = max((one.end_s for one in timeline), default=1.0) - min((one.start_s for one in timeline), default=0.0)
     shares = {name: seconds / total_s for name, seconds in busy.items()}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))

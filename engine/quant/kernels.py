@@ -39,7 +39,7 @@ def int8_product(rows: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 def scale_and_zero(scale: Tensor, minimum: Tensor, out: Tensor | None = None) -> Tensor:
     """The int4 kernel's form of scale and minimum [out, groups]: bf16 [groups, out, 2], into ``out`` if given."""
     if out is None:
-        out = torch.empty((scale.shape[1], scale.shape[0], 2), dtype=torch.bfloat16)
+        out = torch.empty((scale.shape[1], scale.shape[0], 2), dtype=torch.bfloat16, device=scale.device)
     wide = scale.t().float()
     out[..., 0].copy_(wide)
     out[..., 1].copy_(wide.mul_(INT4_ZERO).add_(minimum.t()))

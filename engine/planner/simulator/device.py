@@ -74,10 +74,11 @@ class SimulatedDevice(Device):
     def of(cls, hardware: Hardware, dtype: torch.dtype, kv_int4: bool = False) -> "SimulatedDevice":
         """The device of a machine, at second 0."""
         clock = Clock()
-        copy = hardware.device.memory_bytes_s / 2
+        copy = Link(clock, "host memory", (hardware.host or hardware.device).memory_bytes_s / 2)
         disk = Link(clock, "disk", hardware.disk_read or 1.0, hardware.disk_write or 1.0, hardware.read_cpu_s)
-        to_device = Link(clock, "to device", hardware.to_device or copy)
-        links = Links(disk, to_device, Link(clock, "to host", hardware.to_host) if hardware.separate else to_device)
+        to_device = Link(clock, "to device", hardware.to_device) if hardware.separate else copy
+        to_host = Link(clock, "to host", hardware.to_host) if hardware.separate else copy
+        links = Links(disk, copy, to_device, to_host)
         storage = SimulatedStorage(clock, links, hardware.disk_bytes)
         host = None
         if hardware.host is not None:

@@ -41,6 +41,8 @@ class Simulation:
     """From the first sweep on."""
     memory: dict[TierName, dict[str, int]] = field(default_factory=dict)
     """Bytes held on each tier, by use."""
+    sampled: bool = False
+    """Only some layers and sweeps were carried out, and the timeline is theirs."""
 
     @property
     def total_s(self) -> float:

@@ -19,16 +19,19 @@ class Links:
     """What bytes move over."""
 
     disk: Link
+    copy: Link
+    """Within host memory."""
     to_device: Link
-    """From host memory to the device's; within one memory a copy."""
+    """From host memory to the device's; a copy where they are one."""
     to_host: Link
 
 
 class SimulatedPlace:
     """A file, or host memory, on the other side of ``link``."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, path: Path | None = None) -> None:
         self.link = link
+        self.path = path
 
     def check(self) -> None:
         """It never changes."""
@@ -79,13 +82,13 @@ class SimulatedStorage(Storage):
         self._clock, self._links, self._disk_bytes = clock, links, disk_bytes
 
     def source(self, path: Path) -> SourceFile:
-        return cast(SourceFile, SimulatedPlace(self._links.disk))
+        return cast(SourceFile, SimulatedPlace(self._links.disk, path))
 
     def spill(self, directory: Path, n_bytes: int, unit_bytes: int) -> Spill:
         return cast(Spill, SimulatedPlace(self._links.disk))
 
     def memory(self, content: Tensor) -> Spill:
-        return cast(Spill, SimulatedPlace(self._links.to_device))
+        return cast(Spill, SimulatedPlace(self._links.copy))
 
     def workers(self, count: int = WORKERS) -> Workers:
         return SimulatedWorkers(self._clock, self._links)
