@@ -23,7 +23,7 @@ from engine.errors import ConfigError, InvalidRequestError
 from engine.request import Usage
 from tests.engine.tiny import save_tiny
 
-COMMANDS = ("serve", "stop", "status", "generate", "chat", "batch", "version")
+COMMANDS = ("serve", "stop", "status", "generate", "chat", "batch", "plan", "version")
 
 
 @pytest.fixture(autouse=True)
