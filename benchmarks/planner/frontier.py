@@ -6,8 +6,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from engine.config import EngineConfig
 from engine.errors import HeliosError
-from engine.planner.search import Task, search
+from engine.planner.search import search
+from engine.planner.task import Task
 
 STEPS = 8
 
@@ -19,6 +21,18 @@ class Point:
     latency_s: float
     throughput: float
     block: int
+    config: EngineConfig
+    measured: float | None = None
+    """Tokens a second of a real run."""
+
+    def figures(self) -> dict[str, float | int | None]:
+        """For the JSON."""
+        return {
+            "latency_s": self.latency_s,
+            "throughput": self.throughput,
+            "block": self.block,
+            "measured": self.measured,
+        }
 
 
 def frontier(task: Task, steps: int = STEPS) -> list[Point]:
@@ -30,7 +44,7 @@ def frontier(task: Task, steps: int = STEPS) -> list[Point]:
             best = search(replace(task, latency_limit_s=limit_s)).ranked[0]
         except HeliosError:
             break
-        points.append(Point(best.simulation.total_s, best.simulation.throughput, best.config.max_sequences))
+        points.append(Point(best.simulation.total_s, best.simulation.throughput, best.config.max_sequences, best.config))
         limit_s = best.simulation.total_s / 2
     return points
 
@@ -41,6 +55,10 @@ def draw(path: Path, lines: dict[str, Sequence[Point]]) -> None:
     axes = figure.subplots()
     for name, points in lines.items():
         axes.plot([p.latency_s for p in points], [p.throughput for p in points], marker="o", label=name)
+        real = [point for point in points if point.measured]
+        if real:  # a block's latency is its tokens by its speed
+            times = [p.latency_s * p.throughput / (p.measured or 1.0) for p in real]
+            axes.plot(times, [p.measured for p in real], marker="x", linestyle="none", label=f"{name}, measured")
         for point in points:
             axes.annotate(str(point.block), (point.latency_s, point.throughput), fontsize=7)
     axes.set(xscale="log", yscale="log", xlabel="latency of a block, s", ylabel="tokens/s")

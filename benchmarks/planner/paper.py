@@ -14,7 +14,8 @@ from engine.planner.placing import named_units
 from engine.planner.placing import Counts
 from engine.planner.reference.model import T4, PaperHardware, PaperModel
 from engine.planner.reference.paper import TABLE, Row
-from engine.planner.search import Task, Tried, search
+from engine.planner.search import Tried, search
+from engine.planner.task import Task
 from engine.planner.simulator.run import Simulation
 from engine.planner.simulator.sample import predict_run
 from engine.quant.format import Quantisation

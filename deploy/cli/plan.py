@@ -12,7 +12,7 @@ from .terminal import Terminal
 
 if TYPE_CHECKING:
     from engine.planner.plan import Plan
-    from engine.planner.search import Task
+    from engine.planner.task import Task
 
 _JOB, _LIMITS = "Job", "Limits"
 
@@ -42,6 +42,7 @@ def plan(
     ] = None,
     kv_int4: Annotated[bool, typer.Option("--kv-int4", help="KV may be kept in 4 bits.")] = False,
     depth: Annotated[int | None, typer.Option(help="Only the layers up to this one.")] = None,
+    stages: Annotated[int, typer.Option(help="Machines that share the layers, one after another.")] = 1,
     check: Annotated[
         Path | None, typer.Option(help="Try this plan, as it is or edited, instead of looking for one.")
     ] = None,
@@ -76,6 +77,7 @@ def plan(
         bits=None if quantize is None else int(quantize),
         kv_int4=kv_int4,
         depth=depth,
+        stages=stages,
     )
     if check is not None:
         made = check_plan(Plan.load(check), task)
@@ -97,7 +99,7 @@ def _draw(made: "Plan", task: "Task", path: Path) -> None:
     from engine.planner.simulator.run import simulate
 
     config = made.config(task.base())
-    simulation = simulate(config, task.spec, task.hardware, made.job, task.dtype, task.quantisation)
+    simulation = simulate(config, task.stage, task.hardware, made.job, task.dtype, task.quantisation)
     sweep_s = simulation.decode_s / max(1, made.job.gen_len - 1)
     start_s = simulation.total_s - 2 * sweep_s
     draw(simulation.timeline, path, f"{made.model} on {made.hardware}: a decode sweep", start_s, start_s + sweep_s)

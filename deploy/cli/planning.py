@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 from engine.planner.hardware import Hardware
 from engine.planner.job import Job
 from engine.planner.profile import stored_profile
-from engine.planner.search import Task
+from engine.planner.task import Task
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Scheme
 from engine.spec import ModelSpec
@@ -29,6 +29,7 @@ def task_of(
     bits: int | None,
     kv_int4: bool,
     depth: int | None,
+    stages: int,
 ) -> Task:
     """A task from a command's options: (prompt_len, gen_len, sequences) and (device, host, disk, latency) limits.
 
@@ -64,7 +65,8 @@ def task_of(
         disk_bytes=disk,
         latency_limit_s=latency_limit_s,
         kv_int4=kv_int4,
-    )
+        stages=stages,
+    ).validate()
 
 
 def _machine(hardware: str | None) -> Hardware:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from ..config import EngineConfig, TierName
 from .plan import Plan, Prediction, Rejected
-from .search import Progress, Task, Tried, busy_shares, search
+from .search import Progress, Tried, busy_shares, search
 from .simulator.run import Simulation
 from .simulator.sample import predict_run
+from .task import Task
 
 SHOWN = 3
 """Plans that lost, of those a plan tells about."""
@@ -17,7 +18,7 @@ def make_plan(task: Task, progress: Progress | None = None) -> Plan:
     found = search(task, progress)
     best = found.ranked[0]
     made = Plan.of(best.config, task.hardware.name, task.job)
-    prediction = predict(best.config, best.simulation)
+    prediction = predict(task, best.config, best.simulation)
     rejected = tuple(_rejected(task, made, best, lost) for lost in found.ranked[1 : SHOWN + 1])
     return Plan(made.model, made.hardware, made.job, made.settings, prediction, rejected, found.options)
 
@@ -28,12 +29,13 @@ def check_plan(plan: Plan, task: Task) -> Plan:
     Raises ConfigError for a setting that makes no sense and OutOfMemoryError with the terms of what does not fit.
     """
     config = plan.config(task.base()).validate()
+    task.validate()
     plan.job.validate(task.spec)
-    simulation = predict_run(config, task.spec, task.hardware, plan.job, task.dtype, task.quantisation)
-    return Plan(plan.model, plan.hardware, plan.job, plan.settings, predict(config, simulation))
+    simulation = predict_run(config, task.stage, task.hardware, plan.job, task.dtype, task.quantisation)
+    return Plan(plan.model, plan.hardware, plan.job, plan.settings, predict(task, config, simulation))
 
 
-def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
+def predict(task: Task, config: EngineConfig, simulation: Simulation) -> Prediction:
     """What a simulated run says."""
     busy = busy_shares(simulation.timeline)
     working = {name: share for name, share in busy.items() if name != "waiting"}
@@ -45,7 +47,7 @@ def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
     return Prediction(
         prefill_s=simulation.prefill_s,
         decode_s=simulation.decode_s,
-        throughput=simulation.throughput,
+        throughput=task.throughput(simulation),
         decode_throughput=simulation.decode_throughput,
         latency_s=simulation.total_s,
         bound=f"{first}, busy {working.get(first, 0.0):.0%} of the time",
@@ -56,14 +58,15 @@ def predict(config: EngineConfig, simulation: Simulation) -> Prediction:
 
 def _rejected(task: Task, best: Plan, winner: Tried, lost: Tried) -> Rejected:
     plan = Plan.of(lost.config, task.hardware.name, task.job)
-    ratio = winner.simulation.throughput / lost.simulation.throughput
+    throughput = task.throughput(lost.simulation)
+    ratio = task.throughput(winner.simulation) / throughput
     mine, theirs = (_busy_a_token(one.simulation) for one in (lost, winner))
     more = {name: seconds - theirs.get(name, 0.0) for name, seconds in mine.items() if name != "waiting"}
     worst = max(more, key=lambda name: more[name], default="device")
     reason = f"{ratio:.2f} times as slow a token"
     if more and more[worst] > 0:
         reason += f": {worst} takes {mine[worst] * 1e3:.1f} ms a token instead of {theirs.get(worst, 0.0) * 1e3:.1f}"
-    return Rejected(plan.summary(), lost.simulation.throughput, reason)
+    return Rejected(plan.summary(), throughput, reason)
 
 
 def _busy_a_token(simulation: Simulation) -> dict[str, float]:

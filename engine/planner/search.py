@@ -3,17 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..budget import SLOTS, Terms
 from ..config import TILE_ROWS, EngineConfig, TierName, format_bytes
 from ..errors import ConfigError, HeliosError, OutOfMemoryError
 from ..kv import BLOCK, blocks_for
-from ..quant.format import Quantisation
 from ..sizes import Sizes
-from ..spec import ModelSpec
 from .costs import CostModel, Option, kv_blocks_of
-from .hardware import Hardware
 from .job import Job
 from .placing import KINDS, Counts, Room, Shape, named_units, place
 from .places import compact
@@ -21,6 +16,7 @@ from .simulator.clock import Busy
 from .simulator.device import SimulatedDevice
 from .simulator.run import Simulation
 from .simulator.sample import predict_run
+from .task import Task
 
 BLOCKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sizes of blocks that are tried."""
@@ -30,45 +26,8 @@ FINALISTS = 5
 """The plans that are carried out in simulation."""
 ACTIVATION_SHARE = 0.15
 """Of the device's memory, what hidden states may take before they go to another tier."""
-HEADROOM = 0.9
-"""Of the memory a machine has, what a plan may take when no limit is given."""
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is to be planned."""
-
-    model: str
-    spec: ModelSpec
-    hardware: Hardware
-    job: Job
-    dtype: torch.dtype
-    quantisation: Quantisation | None = None
-    memory_bytes: int | None = None
-    """On the device; None is what the machine can spare. Likewise the other two."""
-    host_bytes: int | None = None
-    disk_bytes: int | None = None
-    latency_limit_s: float | None = None
-    """Until the last token of a block."""
-    kv_int4: bool = False
-    """KV may be kept in 4 bits."""
-    read_ahead: bool = True
-
-    def base(self) -> EngineConfig:
-        """The configuration that plans vary."""
-        hardware = self.hardware
-        host = self.host_bytes or (int(hardware.host_bytes * HEADROOM) if hardware.separate else None)
-        return EngineConfig(
-            model=self.model,
-            dtype=str(self.dtype).removeprefix("torch."),
-            memory_bytes=self.memory_bytes or int(hardware.device_bytes * HEADROOM),
-            host_bytes=host,
-            disk_bytes=self.disk_bytes or int(hardware.disk_bytes * HEADROOM) or None,
-            context=self.job.context,
-            read_ahead=self.read_ahead,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +65,8 @@ def search(task: Task, progress: Progress | None = None) -> Found:
 
     Raises ConfigError for a job that the model cannot do, and OutOfMemoryError saying the least memory that would do.
     """
-    task.job.validate(task.spec)
-    model = CostModel(Sizes(task.spec, task.dtype, task.quantisation), task.hardware, task.job)
+    task.validate()
+    model = CostModel(Sizes(task.stage, task.dtype, task.quantisation), task.hardware, task.job)
     options = list(_options(task))
     found: list[Candidate] = []
     for done, option in enumerate(options):
@@ -119,7 +78,7 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     for config in _finalists(task, found):
         try:
             simulation = predict_run(
-                config, task.spec, task.hardware, _block(task, config), task.dtype, task.quantisation
+                config, task.stage, task.hardware, _block(task, config), task.dtype, task.quantisation
             )
         except OutOfMemoryError:
             continue
@@ -129,7 +88,7 @@ def search(task: Task, progress: Progress | None = None) -> Found:
             progress(min(len(options) + len(tried), len(options) + FINALISTS), len(options) + FINALISTS)
     if not tried:
         raise _nothing_fits(task, model)
-    tried.sort(key=lambda one: -one.simulation.throughput)
+    tried.sort(key=lambda one: -task.throughput(one.simulation))
     return Found(tuple(tried), len(options))
 
 
@@ -161,7 +120,7 @@ def _options(task: Task) -> Iterator[Option]:
 
 def _activations(task: Task, rows: int) -> TierName:
     """Where so many rows' hidden states go."""
-    size = 2 * rows * task.spec.hidden_size * task.dtype.itemsize
+    size = 2 * rows * task.stage.hidden_size * task.dtype.itemsize
     if size <= ACTIVATION_SHARE * (task.base().memory_bytes or 0) or rows <= TILE_ROWS:
         return "device"
     return "host" if task.hardware.separate else "disk"
@@ -188,7 +147,7 @@ def _config(task: Task, option: Option) -> EngineConfig:
 
 def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]:
     """The best placement under an option, if there is one."""
-    config, spec = _config(task, option), task.spec
+    config, spec = _config(task, option), task.stage
     device = SimulatedDevice.of(task.hardware, task.dtype, option.kv_int4)
     capacity = config.memory_bytes or 0
     terms = Terms.of(config, model.sizes, device, capacity, task.job.context)
@@ -197,7 +156,7 @@ def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]
         kv_tiers.append("host")
     if config.disk_bytes and task.hardware.disk_read:
         kv_tiers.append("disk")
-    kv_blocks = kv_blocks_of(option, task.job)
+    kv_blocks = task.stages * kv_blocks_of(option, task.job)
     shape = Shape(
         n_layers=spec.n_layers,
         unit_bytes={kind: model.weights_bytes(kind) for kind in KINDS},
@@ -226,7 +185,7 @@ def _host_buffers(task: Task, config: EngineConfig, scratch: int, slots: int) ->
     """Bytes of host memory that are neither weights nor KV."""
     if not config.host_bytes:
         return 0
-    rows = config.activation_host_rows * task.spec.hidden_size * task.dtype.itemsize
+    rows = config.activation_host_rows * task.stage.hidden_size * task.dtype.itemsize
     return (scratch if task.hardware.separate else 0) + slots + rows
 
 
@@ -238,7 +197,7 @@ def _placed(task: Task, config: EngineConfig, option: Option, counts: Counts, kv
             tokens[tier] = max(tokens[tier], blocks_for(task.job.context) * BLOCK)
     return replace(
         config,
-        weights={tier: compact(names) for tier, names in named_units(task.spec.n_layers, counts).items()},
+        weights={tier: compact(names) for tier, names in named_units(task.stage.n_layers, counts).items()},
         kv_tokens=tokens.get("device", 0),
         kv_host_tokens=tokens.get("host", 0),
         kv_disk_tokens=tokens.get("disk", 0),
@@ -260,7 +219,7 @@ def _finalists(task: Task, found: Sequence[Candidate]) -> list[EngineConfig]:
 
 def _nothing_fits(task: Task, model: CostModel) -> HeliosError:
     """The least that would do: one sequence with everything that may be elsewhere elsewhere."""
-    spec, job = task.spec, task.job
+    spec, job = task.stage, task.job
     if task.latency_limit_s is not None:
         return ConfigError(
             f"no plan makes {job.gen_len} tokens for prompts of {job.prompt_len} within latency_limit "

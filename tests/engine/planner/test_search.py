@@ -13,7 +13,8 @@ from engine.kv import blocks_for
 from engine.planner.job import Job
 from engine.planner.plan import Plan
 from engine.planner.planner import check_plan, make_plan
-from engine.planner.search import Task, search
+from engine.planner.search import search
+from engine.planner.task import Task
 from engine.planner.simulator.run import build_simulated, simulate
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Scheme
