@@ -38,7 +38,7 @@ class ModelConfig(_Strict):
     """A name in the model store or a Hugging Face directory; ``name`` when not given. A path that begins with
     ``.`` or ``~``, or an existing directory, is made absolute, from the configuration file's directory."""
     plan: str | None = _ENGINE.plan
-    """A file that ``helios plan`` wrote; one that begins with ``.`` or ``~`` is made absolute as ``path`` is."""
+    """A file that ``helios plan`` wrote, made absolute from the configuration file's directory; or "auto"."""
     device: str = _ENGINE.device
     dtype: str = _ENGINE.dtype
     memory: str | int | None = _ENGINE.memory_bytes
@@ -100,9 +100,9 @@ class ModelConfig(_Strict):
     @field_validator("plan")
     @classmethod
     def _plan_absolute(cls, plan: str | None, info: ValidationInfo) -> str | None:
-        if plan is None:
-            return None
-        return str((Path((info.context or {}).get("base", ".")) / Path(plan).expanduser()).resolve())
+        if plan in (None, "auto"):
+            return plan
+        return str((Path((info.context or {}).get("base", ".")) / Path(plan or "").expanduser()).resolve())
 
     @field_validator("memory", "host_memory", "disk_space", mode="before")
     @classmethod

@@ -14,7 +14,6 @@ from .device import Device, open_device
 from .executor import Executor
 from .kv_homes import KVHome
 from .opening import open_activations, open_homes
-from .planner.plan import planned
 from .quant.format import Quantisation
 from .quant.stored import check_model
 from .rope import Rope
@@ -63,7 +62,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
 
     Raises a HeliosError: ConfigError, ModelNotFoundError, CheckpointError, UnsupportedModelError, OutOfMemoryError.
     """
-    config = planned(config).validate()
+    config.validate()
     directory = resolve(config.model)
     spec = ModelSpec.from_directory(directory)
     checkpoint = Checkpoint(directory)
@@ -71,6 +70,10 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     device = open_device(config)
     quantisation = Quantisation.of(directory)
+    if config.plan is not None:
+        from .planner.applied import planned  # which builds simulated engines, by this module
+
+        config = planned(config, spec, device.dtype, quantisation)
     budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
     check_model(checkpoint, spec)
     layouts = Layouts(checkpoint, spec, device.dtype, quantisation, device.storage)

@@ -148,19 +148,6 @@ class Plan:
         return f"{given.get('max_sequences', 1)} sequences, {weights}, KV on {places}{extra}"
 
 
-def planned(config: EngineConfig) -> EngineConfig:
-    """The configuration with what its plan decides, where it leaves the default itself.
-
-    Raises ConfigError for a plan that cannot be read; what does not fit is refused when memory is divided.
-    """
-    if config.plan is None:
-        return config
-    default = EngineConfig(model=config.model)
-    settings = Plan.load(Path(config.plan).expanduser()).settings
-    open_ = {name: value for name, value in settings.items() if getattr(config, name) == getattr(default, name)}
-    return replace(config, plan=None, **open_)
-
-
 def _extras(given: Mapping[str, Any]) -> list[str]:
     extras = [f"{given.get('prefill_rows', EngineConfig.prefill_rows)} prompt rows a sweep"]
     if given.get("schedule", "continuous") != "continuous":

@@ -1,0 +1,66 @@
+"""A configuration with what its plan decides."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..quant.format import Quantisation
+from ..spec import ModelSpec
+from .job import Job
+from .plan import Plan
+from .planner import make_plan
+from .profile import stored_profile, why_stale
+from .task import Task
+
+AUTO = "auto"
+LONGEST = 2048
+"""Positions that a request is planned for where no context is given."""
+
+log = logging.getLogger(__name__)
+
+
+def planned(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, quantisation: Quantisation | None
+) -> EngineConfig:
+    """The configuration with its plan's settings, where it leaves a default itself.
+
+    Raises ConfigError for a plan that cannot be read, and for "auto" on a machine that was not measured; as
+    ``planner.make_plan`` where nothing fits. What a file asks for too much of is refused when memory is divided.
+    """
+    if config.plan is None:
+        return config
+    default = EngineConfig(model=config.model)
+    plan = _own(config, spec, dtype, quantisation) if config.plan == AUTO else Plan.load(Path(config.plan).expanduser())
+    log.info("plan: %s", plan.summary())
+    left = {name: value for name, value in plan.settings.items() if getattr(config, name) == getattr(default, name)}
+    return replace(config, plan=None, **left).validate()
+
+
+def _own(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, quantisation: Quantisation | None) -> Plan:
+    """A plan for this machine."""
+    hardware = stored_profile()
+    if hardware is None:
+        raise ConfigError("plan is 'auto' and this machine has not been measured; run `helios profile` first")
+    if stale := why_stale(hardware):
+        log.warning("the plan may not be the best: %s", stale)
+    context = min(config.context or LONGEST, spec.max_positions)
+    gen_len = max(1, context // 4)
+    return make_plan(
+        Task(
+            model=config.model,
+            spec=spec,
+            hardware=hardware,
+            job=Job(max(1, context - gen_len), gen_len, config.max_sequences),
+            dtype=dtype,
+            quantisation=quantisation,
+            memory_bytes=config.memory_bytes,
+            host_bytes=config.host_bytes,
+            disk_bytes=config.disk_bytes,
+            kv_int4=config.kv_dtype == "int4",
+            read_ahead=config.read_ahead,
+        )
+    )
