@@ -68,12 +68,12 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
     checkpoint = Checkpoint(directory)
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
-    device = open_device(config)
     quantisation = Quantisation.of(directory)
     if config.plan is not None:
         from .planner.applied import planned  # which builds simulated engines, by this module
 
-        config = planned(config, spec, device.dtype, quantisation)
+        config = planned(config, spec, quantisation)
+    device = open_device(config)
     budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
     check_model(checkpoint, spec)
     layouts = Layouts(checkpoint, spec, device.dtype, quantisation, device.storage)

@@ -4,9 +4,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from ..config import EngineConfig
+from ..device import open_device
 from ..errors import ConfigError
 from ..quant.format import Quantisation
 from ..spec import ModelSpec
@@ -23,9 +22,7 @@ LONGEST = 2048
 log = logging.getLogger(__name__)
 
 
-def planned(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, quantisation: Quantisation | None
-) -> EngineConfig:
+def planned(config: EngineConfig, spec: ModelSpec, quantisation: Quantisation | None) -> EngineConfig:
     """The configuration with its plan's settings, where it leaves a default itself.
 
     Raises ConfigError for a plan that cannot be read, and for "auto" on a machine that was not measured; as
@@ -34,13 +31,13 @@ def planned(
     if config.plan is None:
         return config
     default = EngineConfig(model=config.model)
-    plan = _own(config, spec, dtype, quantisation) if config.plan == AUTO else Plan.load(Path(config.plan).expanduser())
+    plan = _own(config, spec, quantisation) if config.plan == AUTO else Plan.load(Path(config.plan).expanduser())
     log.info("plan: %s", plan.summary())
     left = {name: value for name, value in plan.settings.items() if getattr(config, name) == getattr(default, name)}
     return replace(config, plan=None, **left).validate()
 
 
-def _own(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, quantisation: Quantisation | None) -> Plan:
+def _own(config: EngineConfig, spec: ModelSpec, quantisation: Quantisation | None) -> Plan:
     """A plan for this machine."""
     hardware = stored_profile()
     if hardware is None:
@@ -55,7 +52,7 @@ def _own(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, quantisation
             spec=spec,
             hardware=hardware,
             job=Job(max(1, context - gen_len), gen_len, config.max_sequences),
-            dtype=dtype,
+            dtype=open_device(config).dtype,
             quantisation=quantisation,
             memory_bytes=config.memory_bytes,
             host_bytes=config.host_bytes,
