@@ -141,6 +141,10 @@ class CostModel:
             forms["compute"].weights["disk"] = sweeps * hardware.read_cpu_s
         over = hardware.to_device or hardware.device.memory_bytes_s / 2
         forms["to device"].weights["host"] = sweeps / over
+        if not self.sizes.quantisation:  # what is not kept lies as it was read
+            more = self._as_read_s(rows)
+            forms["compute"].weights["host"] = sweeps * more
+            forms["compute"].weights["disk"] = forms["compute"].weights.get("disk", 0.0) + sweeps * more
         if hardware.separate:
             forms["to device"].weights["disk"] = sweeps / over
         quantisation = self.sizes.quantisation
@@ -185,6 +189,12 @@ class CostModel:
         widths = 2 * (spec.q_size + spec.kv_size) + 4 * spec.hidden_size + (3 if spec.gated_mlp else 2) * spec.mlp_size
         small = 2 * rows * widths * self.sizes.dtype.itemsize / processor.memory_bytes_s
         return products + small + processor.layer_s * max(1, -(-rows // TILE_ROWS))
+
+    def _as_read_s(self, rows: int) -> float:
+        """Seconds that a byte of weights takes more in products when it is not in the fastest layout."""
+        processor, itemsize = self.hardware.device, self.sizes.dtype.itemsize
+        rate = processor.products[self._kind(rows)](rows)
+        return 2 * rows / itemsize / rate * (1 / processor.as_read(rows) - 1)
 
     def _head_s(self, processor: Processor, rows: int) -> float:
         spec = self.sizes.spec

@@ -24,6 +24,8 @@ PREFILL_ROWS = (512, 2048, 8192, 32768, 131072)
 """Prompt rows of a sweep that are tried: more of them read the weights less often and take more memory."""
 FINALISTS = 5
 """The plans that are carried out in simulation."""
+ALIKE = 2
+"""Of them, those that may have the same block size while there are others."""
 ACTIVATION_SHARE = 0.15
 """Of the device's memory, what hidden states may take before they go to another tier."""
 
@@ -75,21 +77,28 @@ def search(task: Task, progress: Progress | None = None) -> Found:
             progress(done + 1, len(options) + FINALISTS)
     found.sort(key=lambda candidate: candidate.second_per_sequence)
     tried: list[Tried] = []
-    for config in _finalists(task, found):
-        try:
-            simulation = predict_run(
-                config, task.stage, task.hardware, _block(task, config), task.dtype, task.quantisation
-            )
-        except OutOfMemoryError:
-            continue
-        if task.latency_limit_s is None or simulation.total_s <= task.latency_limit_s:
-            tried.append(Tried(config, simulation))
+    for config in _by_promise(found):
+        if len(tried) == FINALISTS:
+            break
+        tried += _try(task, config)
         if progress:
-            progress(min(len(options) + len(tried), len(options) + FINALISTS), len(options) + FINALISTS)
+            progress(len(options) + len(tried), len(options) + FINALISTS)
+    for config in _simplest(task, {one.config.max_sequences for one in tried} or {1}):
+        tried += _try(task, config)
     if not tried:
         raise _nothing_fits(task, model)
     tried.sort(key=lambda one: -task.throughput(one.simulation))
     return Found(tuple(tried), len(options))
+
+
+def _try(task: Task, config: EngineConfig) -> list[Tried]:
+    """The configuration carried out, if it fits and keeps to the limit."""
+    try:
+        simulation = predict_run(config, task.stage, task.hardware, _block(task, config), task.dtype, task.quantisation)
+    except OutOfMemoryError:
+        return []
+    within = task.latency_limit_s is None or simulation.total_s <= task.latency_limit_s
+    return [Tried(config, simulation)] if within else []
 
 
 def _block(task: Task, config: EngineConfig) -> Job:
@@ -204,17 +213,23 @@ def _placed(task: Task, config: EngineConfig, option: Option, counts: Counts, kv
     )
 
 
-def _finalists(task: Task, found: Sequence[Candidate]) -> list[EngineConfig]:
-    """The best candidates, not all of one block size, and the simplest configurations that may fit."""
-    chosen: list[EngineConfig] = []
+def _by_promise(found: Sequence[Candidate]) -> Iterator[EngineConfig]:
+    """The candidates, best first, of each block size the two best before any third."""
     seen: dict[int, int] = {}
+    later = []
     for candidate in found:
-        if seen.get(candidate.option.block, 0) < 2 and len(chosen) < FINALISTS:
-            seen[candidate.option.block] = seen.get(candidate.option.block, 0) + 1
-            chosen.append(candidate.config)
-    sizes = {config.max_sequences for config in chosen} or {1}
-    simple = [replace(task.base(), max_sequences=block, kv_tokens=block * blocks_for(task.job.context) * BLOCK) for block in sizes]
-    return chosen + simple
+        seen[candidate.option.block] = seen.get(candidate.option.block, 0) + 1
+        if seen[candidate.option.block] <= ALIKE:
+            yield candidate.config
+        else:
+            later.append(candidate.config)
+    yield from later
+
+
+def _simplest(task: Task, blocks: set[int]) -> list[EngineConfig]:
+    """What an engine does that is told nothing but how many sequences to run."""
+    context = blocks_for(task.job.context) * BLOCK
+    return [replace(task.base(), max_sequences=block, kv_tokens=block * context) for block in sorted(blocks)]
 
 
 def _nothing_fits(task: Task, model: CostModel) -> HeliosError:

@@ -68,6 +68,8 @@ class SimulatedDevice(Device):
         self._memory_bytes = memory_bytes
         self._host = host
         self._kv_int4 = kv_int4
+        self._kept: set[int] = set()
+        """Weights in the layout that multiplies fastest, by identity."""
         self._name = "host" if host is None and links.to_host is not links.to_device else "device"
 
     @classmethod
@@ -104,7 +106,10 @@ class SimulatedDevice(Device):
         kind = str(self.dtype).removeprefix("torch.")
         if isinstance(weight, PackedMatrix):
             kind = "int8" if isinstance(weight, Int8Matrix) else "int4"
-        self._compute(2 * count * out * inner / self._processor.products[kind](count), "products")
+        rate = self._processor.products[kind](count)
+        if kind not in ("int4", "int8") and id(weight) not in self._kept:
+            rate *= self._processor.as_read(count)
+        self._compute(2 * count * out * inner / rate, "products")
         small = 2 * count * (out + inner) * self.dtype.itemsize / self._processor.memory_bytes_s
         self._compute(small + self._processor.layer_s / LINEARS, "small operations")
         return rows.new_empty(count, out)
@@ -139,7 +144,9 @@ class SimulatedDevice(Device):
         return self.empty(shape, dtype)
 
     def keep_matrix(self, matrix: Tensor) -> Tensor:
-        return torch.empty_like(matrix)
+        kept = torch.empty_like(matrix)
+        self._kept.add(id(kept))  # which lives as long as the engine
+        return kept
 
     def open_slot(self, n_bytes: int) -> Slot:
         host = self.empty((n_bytes,), torch.uint8)
