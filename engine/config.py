@@ -22,9 +22,9 @@ class EngineConfig:
     model: str
     """A name in the model store (``helios models list``) or a Hugging Face directory."""
     plan: str | None = None
-    """A file that ``helios plan`` wrote, or "auto": plan when the model is loaded, for max_sequences requests of the whole
-    context, a quarter of it generated, on this machine as ``helios profile`` measured it. What a plan decides holds where
-    this configuration leaves a default; None leaves it to the simple rules that those defaults describe."""
+    """A file that ``helios plan`` wrote, or "auto": plan when the model is loaded, for max_sequences requests of the
+    whole context, a quarter of it generated, on this machine as ``helios profile`` measured it. What a plan decides
+    holds where this configuration leaves a default; None leaves it to the simple rules that those defaults describe."""
     device: str = "auto"
     """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
     dtype: str = "auto"

@@ -84,6 +84,11 @@ class Embedding:
                 self.loads.append(Load(layout, _copy(layout, values[rows.start : rows.stop], at)))
 
     @property
+    def on_disk(self) -> bool:
+        """Whether tokens are looked up in the checkpoint."""
+        return isinstance(self._tables["tokens.weight"], FileTable)
+
+    @property
     def tokens(self) -> Tensor:
         """The token table [V, H]; only where it is on the device."""
         table = self._tables["tokens.weight"]

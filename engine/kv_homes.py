@@ -116,9 +116,7 @@ class StagedKV:
         self.cohort_blocks: int | None = slots[0].host.numel() // layout.block_bytes
         self._spill = spill
         self._cohorts: list[_Moves] = []
-        self._ring: Ring[tuple[int, int]] = Ring(
-            slots, self._load, device.storage.workers(), ahead=read_ahead
-        )
+        self._ring: Ring[tuple[int, int]] = Ring(slots, self._load, device.storage.workers(), ahead=read_ahead)
 
     def tables(self, extents: Sequence[Extent]) -> list[list[int]]:
         tables, first = [], 0

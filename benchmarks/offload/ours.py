@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.offload.protocol import Clock, Job, job_of_argument, own_bytes, run, say
-from engine.memory import available_bytes
 from engine.llm import LLM
+from engine.memory import available_bytes
 from engine.request import Delta, SamplingParams
 from engine.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Is the planner right? Predicted against measured speed, the paper's table, and the frontier of latency and throughput.
+"""Is the planner right? Predicted against measured speed, FlexGen's table, and latency against throughput.
 
 python -m benchmarks.planner [--parts accuracy ablation paper frontier] [--models smollm2 opt]
 """
@@ -49,7 +49,9 @@ def main() -> None:
     arguments.add_argument("--cache", default=str(Path.home() / ".cache/helios/benchmarks"), help="for checkpoints")
     args = arguments.parse_args()
     report = Report("planner", args)
-    hardware = Hardware.load(args.hardware) if args.hardware else profile_machine(threads=args.threads, quick=args.quick)
+    hardware = (
+        Hardware.load(args.hardware) if args.hardware else profile_machine(threads=args.threads, quick=args.quick)
+    )
     report.figures["hardware"] = hardware.to_dict()
     if "accuracy" in args.parts:
         run_accuracy(report, args, hardware)
@@ -66,10 +68,14 @@ def run_accuracy(report: Report, args: argparse.Namespace, hardware: Hardware) -
     """Every plan of every model, one after another."""
     compared: list[accuracy.Compared] = []
     for name in args.models:
-        model = SMOLLM2 if name == "smollm2" else str(checkpoint(Path(args.cache) / "models", "opt-1.3b-random", OPT_1_3B))
+        model = (
+            SMOLLM2 if name == "smollm2" else str(checkpoint(Path(args.cache) / "models", "opt-1.3b-random", OPT_1_3B))
+        )
         copy = quantised(Path(args.cache) / "models", resolve(model))
         batches = (1, 8) if args.quick else (1, 8, 32)
-        for case in accuracy.cases(model, str(copy), weights_on_disk(resolve(model)) / 1e6, batches, 4 if args.quick else 16):
+        for case in accuracy.cases(
+            model, str(copy), weights_on_disk(resolve(model)) / 1e6, batches, 4 if args.quick else 16
+        ):
             simulation = accuracy.predict(case, hardware)
             with TemporaryDirectory(dir=args.cache) as folder:
                 measured = accuracy.measure(case, args.threads, Path(folder))

@@ -87,7 +87,12 @@ def ablation(model: str, batch: int, gen_len: int) -> Iterator[Case]:
     kv_bytes = positions * spec.kv_elements_per_token * 2 * spec.n_layers
     common: dict[str, Any] = {"model": model, "dtype": "bfloat16", "device": "cpu", "context": job.context}
     common |= {"max_sequences": batch, "memory_bytes": ABLATION_BYTES}
-    host = {"kv_tokens": 0, "kv_host_tokens": positions, "host_bytes": kv_bytes, "memory_bytes": ABLATION_BYTES - kv_bytes}
+    host = {
+        "kv_tokens": 0,
+        "kv_host_tokens": positions,
+        "host_bytes": kv_bytes,
+        "memory_bytes": ABLATION_BYTES - kv_bytes,
+    }
     rows = max(1, batch // 4)
     nowhere = {"disk": ["embedding", f"layers.0-{spec.n_layers - 1}", "head"]}
     for name, fields in {

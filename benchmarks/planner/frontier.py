@@ -44,7 +44,9 @@ def frontier(task: Task, steps: int = STEPS) -> list[Point]:
             best = search(replace(task, latency_limit_s=limit_s)).ranked[0]
         except HeliosError:
             break
-        points.append(Point(best.simulation.total_s, best.simulation.throughput, best.config.max_sequences, best.config))
+        points.append(
+            Point(best.simulation.total_s, best.simulation.throughput, best.config.max_sequences, best.config)
+        )
         limit_s = best.simulation.total_s / 2
     return points
 

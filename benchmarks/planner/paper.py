@@ -10,14 +10,13 @@ from engine.kv import BLOCK, blocks_for
 from engine.planner.hardware import Curve, Hardware, Processor
 from engine.planner.job import Job
 from engine.planner.places import compact
-from engine.planner.placing import named_units
-from engine.planner.placing import Counts
+from engine.planner.placing import Counts, named_units
 from engine.planner.reference.model import T4, PaperHardware, PaperModel
 from engine.planner.reference.paper import TABLE, Row
 from engine.planner.search import Tried, search
-from engine.planner.task import Task
 from engine.planner.simulator.run import Simulation
 from engine.planner.simulator.sample import predict_run
+from engine.planner.task import Task
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Scheme
 from engine.spec import ModelSpec

@@ -42,7 +42,9 @@ def _opened(info: TensorInfo) -> Iterator[int]:
     try:
         fd = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise CheckpointError(f"{info.file} cannot be opened: {error.strerror}; check the file and its rights") from None
+        raise CheckpointError(
+            f"{info.file} cannot be opened: {error.strerror}; check the file and its rights"
+        ) from None
     try:
         yield fd
     finally:

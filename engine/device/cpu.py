@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..memory import available_bytes, page_aligned, trim
 from ..quant.matrix import PackedMatrix
 from ..weights import Matrix
 from .base import Device
-from ..memory import available_bytes, page_aligned, trim
 
 FUSED_ATTENTION_ELEMENTS = 130_000
 """Elements of K up to which torch's fused attention decodes faster on a CPU than two batched products do. It works

@@ -46,11 +46,17 @@ class Form:
     fixed: float = 0.0
     weights: dict[TierName, float] = field(default_factory=dict)
     kv: dict[TierName, float] = field(default_factory=dict)
+    lookups: float = 0.0
+    """If the embedding is on disk, where each token is one small read."""
 
-    def seconds(self, weights: Mapping[TierName, float], sequences: Mapping[TierName, float]) -> float:
-        """For so many bytes of weights and so many sequences on each tier."""
+    def seconds(
+        self, weights: Mapping[TierName, float], sequences: Mapping[TierName, float], looked_up: int = 0
+    ) -> float:
+        """For so many bytes of weights and so many sequences on each tier; ``looked_up`` is 1 if the embedding is on
+        disk."""
         moved = sum(rate * weights.get(tier, 0) for tier, rate in self.weights.items())
-        return self.fixed + moved + sum(rate * sequences.get(tier, 0) for tier, rate in self.kv.items())
+        attended = sum(rate * sequences.get(tier, 0) for tier, rate in self.kv.items())
+        return self.fixed + moved + attended + self.lookups * looked_up
 
 
 Forms = dict[Resource, Form]
@@ -97,6 +103,10 @@ class CostModel:
         spec = self.sizes.spec
         return KVFormat(spec, self.sizes.dtype, option.kv_int4).block_bytes * spec.n_layers
 
+    def lookups_s(self, tokens: int) -> float:
+        """Seconds of looking tokens up in tables on disk, of which there are two where positions are learned."""
+        return (1 if self.sizes.spec.rope else 2) * tokens * self.hardware.disk_latency_s
+
     def _decode(self, option: Option) -> Forms:
         job, layers = self.job, self.sizes.spec.n_layers
         positions = job.prompt_len + -(-job.gen_len // 2)
@@ -106,6 +116,7 @@ class CostModel:
         compute.fixed += processor.sweep_s + option.block * processor.row_s
         forms: Forms = {resource: Form() for resource in RESOURCES} | {"compute": compute}
         self._weights(forms, 1, option.block)
+        compute.lookups = self.lookups_s(option.block)
         attended = self._attention_s(processor, option, positions)
         compute.kv = dict.fromkeys(("device", "host", "disk"), attended)
         self._kv_traffic(forms, option, read, written)
@@ -127,8 +138,11 @@ class CostModel:
         compute.fixed += option.block * attention / processor.chunk_attention
         forms: Forms = {resource: Form() for resource in RESOURCES} | {"compute": compute}
         self._weights(forms, sweeps, rows)
+        compute.lookups = self.lookups_s(option.block * job.prompt_len)
         chunks = -(-job.prompt_len // tile)
-        again = self.kv_bytes(option, job.prompt_len) * (chunks - 1) // 2  # earlier chunks are attended to by later ones
+        again = (
+            self.kv_bytes(option, job.prompt_len) * (chunks - 1) // 2
+        )  # earlier chunks are attended to by later ones
         self._kv_traffic(forms, option, again, self.kv_bytes(option, job.prompt_len))
         self._activations(forms, option)
         return forms

@@ -38,6 +38,9 @@ class Curve:
         return y0 * (y1 / y0) ** share
 
 
+SAME = Curve(((1.0, 1.0),))
+
+
 @dataclass(frozen=True, slots=True)
 class Processor:
     """What multiplies: a GPU, or the cores of a host. Rates are of the whole of it."""
@@ -58,6 +61,8 @@ class Processor:
     """Seconds of a sweep beside its layers: scheduling, index tensors, sampling."""
     row_s: float = 0.0
     """Of that, for each sequence in the sweep."""
+    as_read: Curve = SAME
+    """Rate of products by weights as they lie in the checkpoint to that by weights that are kept, by rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Hardware:
     disk_bytes: int = 0
     disk_read: float = 0.0
     disk_write: float = 0.0
+    disk_latency_s: float = 1e-4
+    """Of a read of a few KiB, one after another."""
     to_device: float = 0.0
     to_host: float = 0.0
     read_cpu_s: float = 0.0
@@ -120,6 +127,7 @@ class Hardware:
             disk_bytes=int(given.number("disk_bytes", 0.0)),
             disk_read=given.number("disk_read", 0.0),
             disk_write=given.number("disk_write", 0.0),
+            disk_latency_s=given.number("disk_latency_s", 1e-4),
             to_device=given.number("to_device", 0.0),
             to_host=given.number("to_host", 0.0),
             read_cpu_s=given.number("read_cpu_s", 0.0),
@@ -128,7 +136,9 @@ class Hardware:
         )
         given.refuse_others()
         if made.host is not None and not (made.to_device > 0 and made.to_host > 0 and made.host_bytes > 0):
-            raise ConfigError(f"{where}: a machine with a host beside its device needs host_bytes, to_device and to_host")
+            raise ConfigError(
+                f"{where}: a machine with a host beside its device needs host_bytes, to_device and to_host"
+            )
         if made.disk_bytes and not (made.disk_read > 0 and made.disk_write > 0):
             raise ConfigError(f"{where}: a machine with a disk needs disk_read and disk_write")
         return made
@@ -139,7 +149,7 @@ class Hardware:
         content |= {"device_bytes": self.device_bytes, "device": _processor_dict(self.device)}
         if self.host is not None:
             content |= {"host_bytes": self.host_bytes, "host": _processor_dict(self.host)}
-        for name in ("disk_bytes", "disk_read", "disk_write", "to_device", "to_host", "read_cpu_s"):
+        for name in ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s"):
             if getattr(self, name):
                 content[name] = getattr(self, name)
         for name in ("identity", "sources"):
@@ -229,6 +239,7 @@ def _processor(given: _Given) -> Processor:
         layer_s=given.number("layer_s", 0.0),
         sweep_s=given.number("sweep_s", 0.0),
         row_s=given.number("row_s", 0.0),
+        as_read=given.curve("as_read") if given.has("as_read") else SAME,
     )
     given.refuse_others()
     return made
@@ -237,6 +248,8 @@ def _processor(given: _Given) -> Processor:
 def _processor_dict(processor: Processor) -> dict[str, Any]:
     content: dict[str, Any] = {"products": {kind: _curve_dict(curve) for kind, curve in processor.products.items()}}
     content["decode_attention"] = _curve_dict(processor.decode_attention)
+    if processor.as_read != SAME:
+        content["as_read"] = _curve_dict(processor.as_read)
     for name in ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s"):
         content[name] = getattr(processor, name)
     return content

@@ -22,8 +22,8 @@ class Job:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if self.context > spec.max_positions:
             raise ConfigError(
-                f"prompt_len {self.prompt_len} and gen_len {self.gen_len} make {self.context} positions; this model was "
-                f"made for at most {spec.max_positions}. Lower one of them"
+                f"prompt_len {self.prompt_len} and gen_len {self.gen_len} make {self.context} positions; this model "
+                f"was made for at most {spec.max_positions}. Lower one of them"
             )
         return self
 

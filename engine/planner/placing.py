@@ -6,14 +6,18 @@ tier gets. The programme is FlexGen's linear one (section 4.3) in whole units.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cvxpy as cp
 
 from ..config import TIERS, TierName
 from ..units import Unit, units
 from .costs import RESOURCES, Costs, Form, Kind
+from .highs import hush
 
 MIB = 2**20
+SCALE = 1000.0
+"""Times are given to the solver in about this size, since its tolerance is absolute."""
 KINDS: tuple[Kind, ...] = ("embedding", "attention", "mlp", "head")
 
 
@@ -87,24 +91,46 @@ def place(shape: Shape, costs: Costs, room: Room, overlap: bool = True, most_s: 
     limits.append((held["device"] + buffers) / MIB <= room.device / MIB)
     limits += [held["host"] / MIB <= room.host / MIB, held["disk"] / MIB <= room.disk / MIB]
     read = _read(shape, count)
+    unit_s = _fixed_s(costs) / SCALE
     prefill, decode = cp.Variable(), cp.Variable()
-    for seconds, forms in ((prefill, costs.prefill), (decode, costs.decode)):
-        terms = [_expression(forms[resource], read, sequences) for resource in RESOURCES]
-        limits += [seconds >= term for term in terms] if overlap else [seconds >= sum(terms)]
+    for times, forms in ((prefill, costs.prefill), (decode, costs.decode)):
+        looked_up = count["embedding", "disk"]
+        terms = [_expression(forms[resource], read, sequences, looked_up) / unit_s for resource in RESOURCES]
+        limits += [times >= term for term in terms] if overlap else [times >= sum(terms)]
     total = prefill + costs.decode_sweeps * decode
     if most_s is not None:
-        limits.append(total <= most_s)
+        limits.append(total <= most_s / unit_s)
+    hush()
     problem = cp.Problem(cp.Minimize(total), limits)
     problem.solve(solver=cp.HIGHS)
     if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
         return None
-    return Counts(
-        of={key: round(float(variable.value)) for key, variable in count.items()},
-        sequences={tier: round(float(variable.value)) for tier, variable in sequences.items()},
-        prefill_s=float(prefill.value),
-        decode_s=float(decode.value),
-        total_s=float(total.value),
+    of = {key: round(float(variable.value)) for key, variable in count.items()}
+    placed = {tier: round(float(variable.value)) for tier, variable in sequences.items()}
+    return _counts(shape, costs, of, placed, overlap)
+
+
+def _fixed_s(costs: Costs) -> float:
+    """Seconds of the whole block that no placement saves."""
+    prefill, decode = (max(form.fixed for form in forms.values()) for forms in (costs.prefill, costs.decode))
+    return prefill + costs.decode_sweeps * decode
+
+
+def _counts(
+    shape: Shape,
+    costs: Costs,
+    of: Mapping[tuple[Kind, TierName], int],
+    sequences: Mapping[TierName, int],
+    overlap: bool,
+) -> Counts:
+    """The counts with the seconds they take, free of the solver's tolerance."""
+    read = {tier: float(size) for tier, size in _read(shape, of).items()}
+    together = max if overlap else sum
+    prefill_s, decode_s = (
+        float(together(form.seconds(read, sequences, of["embedding", "disk"]) for form in forms.values()))
+        for forms in (costs.prefill, costs.decode)
     )
+    return Counts(of, sequences, prefill_s, decode_s, prefill_s + costs.decode_sweeps * decode_s)
 
 
 def _held(
@@ -129,11 +155,11 @@ def _size(shape: Shape, kind: Kind, tier: TierName) -> int:
     return shape.unit_bytes["embedding" if apart else kind]
 
 
-def _read(shape: Shape, count: Mapping[tuple[Kind, TierName], cp.Variable]) -> dict[TierName, cp.Expression]:
+def _read(shape: Shape, count: Mapping[tuple[Kind, TierName], Any]) -> dict[TierName, Any]:
     """Bytes that a sweep reads from each tier: of the embedding it takes single rows, which are next to nothing."""
     head = shape.unit_bytes["embedding" if shape.tied else "head"]
     bytes_of = {**shape.unit_bytes, "head": head}
-    read: dict[TierName, cp.Expression] = {tier: cp.Constant(0) for tier in TIERS}
+    read: dict[TierName, Any] = dict.fromkeys(TIERS, 0)
     for (kind, tier), n in count.items():
         if tier != "device" and kind != "embedding":
             read[tier] += bytes_of[kind] * n
@@ -141,11 +167,14 @@ def _read(shape: Shape, count: Mapping[tuple[Kind, TierName], cp.Variable]) -> d
 
 
 def _expression(
-    form: Form, read: Mapping[TierName, cp.Expression], sequences: Mapping[TierName, cp.Variable]
+    form: Form,
+    read: Mapping[TierName, cp.Expression],
+    sequences: Mapping[TierName, cp.Variable],
+    looked_up: cp.Variable,
 ) -> cp.Expression:
     parts = [rate * read[tier] for tier, rate in form.weights.items()]
     parts += [rate * sequences[tier] for tier, rate in form.kv.items() if tier in sequences]
-    return cp.Constant(form.fixed) + sum(parts)
+    return cp.Constant(form.fixed) + form.lookups * looked_up + sum(parts)
 
 
 def named_units(n_layers: int, counts: Counts) -> dict[TierName, list[str]]:

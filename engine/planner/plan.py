@@ -113,7 +113,9 @@ class Plan:
             raise ConfigError(f"{where}: settings has '{unknown[0]}'; a plan decides {', '.join(SETTINGS)}")
         names = {given.name for given in fields(Job)}
         if set(content["job"]) - names:
-            raise ConfigError(f"{where}: job has {sorted(set(content['job']) - names)}; it has {', '.join(sorted(names))}")
+            raise ConfigError(
+                f"{where}: job has {sorted(set(content['job']) - names)}; it has {', '.join(sorted(names))}"
+            )
         try:
             job = Job(**content["job"])
         except TypeError:
@@ -133,7 +135,9 @@ class Plan:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"the plan {path} cannot be read ({error}); `helios plan MODEL -o FILE` writes one") from None
+            raise ConfigError(
+                f"the plan {path} cannot be read ({error}); `helios plan MODEL -o FILE` writes one"
+            ) from None
         return cls.from_dict(content, str(path))
 
     def summary(self) -> str:
@@ -142,7 +146,11 @@ class Plan:
         kv = {"device": given.get("kv_tokens") or 0, "host": given.get("kv_host_tokens", 0)}
         kv["disk"] = given.get("kv_disk_tokens", 0)
         places = "+".join(tier for tier, count in kv.items() if count) or "device"
-        away = {tier: count_units(names) for tier, names in (given.get("weights") or {}).items() if tier != "device" and names}
+        away = {
+            tier: count_units(names)
+            for tier, names in (given.get("weights") or {}).items()
+            if tier != "device" and names
+        }
         weights = ", ".join(f"{count} units on {tier}" for tier, count in away.items()) or "all weights on the device"
         extra = "".join(f", {text}" for text in _extras(given))
         return f"{given.get('max_sequences', 1)} sequences, {weights}, KV on {places}{extra}"

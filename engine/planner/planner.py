@@ -19,7 +19,7 @@ def make_plan(task: Task, progress: Progress | None = None) -> Plan:
     best = found.ranked[0]
     made = Plan.of(best.config, task.hardware.name, task.job)
     prediction = predict(task, best.config, best.simulation)
-    rejected = tuple(_rejected(task, made, best, lost) for lost in found.ranked[1 : SHOWN + 1])
+    rejected = tuple(_rejected(task, best, lost) for lost in found.ranked[1 : SHOWN + 1])
     return Plan(made.model, made.hardware, made.job, made.settings, prediction, rejected, found.options)
 
 
@@ -56,7 +56,7 @@ def predict(task: Task, config: EngineConfig, simulation: Simulation) -> Predict
     )
 
 
-def _rejected(task: Task, best: Plan, winner: Tried, lost: Tried) -> Rejected:
+def _rejected(task: Task, winner: Tried, lost: Tried) -> Rejected:
     plan = Plan.of(lost.config, task.hardware.name, task.job)
     throughput = task.throughput(lost.simulation)
     ratio = task.throughput(winner.simulation) / throughput

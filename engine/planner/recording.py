@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Storage):
-    """Storage that notes what it does. Give it to a device, ``device.storage = Recorder()``, before a model is built."""
+    """Storage that notes what it does, for a device, ``device.storage = Recorder()``, before a model is built."""
 
     def __init__(self) -> None:
         self._begun_s = time.perf_counter()

@@ -10,8 +10,8 @@ from ..kv import BLOCK, blocks_for
 from ..sizes import Sizes
 from .costs import CostModel, Option, kv_blocks_of
 from .job import Job
-from .placing import KINDS, Counts, Room, Shape, named_units, place
 from .places import compact
+from .placing import KINDS, Counts, Room, Shape, named_units, place
 from .simulator.clock import Busy
 from .simulator.device import SimulatedDevice
 from .simulator.run import Simulation
@@ -243,12 +243,14 @@ def _nothing_fits(task: Task, model: CostModel) -> HeliosError:
     least = replace(
         task.base(), max_sequences=1, prefill_rows=min(512, job.prompt_len), kv_tokens=blocks_for(job.context) * BLOCK
     )
-    terms = Terms.of(least, model.sizes, SimulatedDevice.of(task.hardware, task.dtype), least.memory_bytes or 0, job.context)
+    simulated, capacity = SimulatedDevice.of(task.hardware, task.dtype), least.memory_bytes or 0
+    terms = Terms.of(least, model.sizes, simulated, capacity, job.context)
     device = terms.fixed_bytes + terms.slots_bytes(True) + blocks_for(job.context) * terms.kv_block
     return OutOfMemoryError(
-        f"no plan fits {format_bytes(least.memory_bytes or 0)} on the device of '{task.hardware.name}'; one sequence of "
-        f"{job.context} positions with all weights elsewhere takes about {format_bytes(device)} there. Raise the memory, "
-        f"shorten the job, or take a smaller or quantised model ({spec.n_layers} layers of {spec.hidden_size} now)"
+        f"no plan fits {format_bytes(capacity)} on the device of '{task.hardware.name}'; one sequence of "
+        f"{job.context} positions with all weights elsewhere takes about {format_bytes(device)} there. Raise the "
+        f"memory, shorten the job, or take a smaller or quantised model ({spec.n_layers} layers of "
+        f"{spec.hidden_size} now)"
     )
 
 

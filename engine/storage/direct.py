@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..memory import page_aligned
 from ..errors import CheckpointError
+from ..memory import page_aligned
 
 ALIGN = 4096
 """Direct I/O wants offsets, lengths and addresses to be multiples of the disk's block; no disk has larger ones."""

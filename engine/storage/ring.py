@@ -36,7 +36,7 @@ class Ring(Generic[Key]):
         self._ahead = ahead
         self._free = deque(slots)
         self._coming: deque[_Load[Key]] = deque()
-        self._used: dict[Key, "Slot"] = {}
+        self._used: dict[Key, Slot] = {}
         self._storing: deque[Transfer] = deque()
         self._order: Iterator[Key] = iter(())
         self._announced = 0

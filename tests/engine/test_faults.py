@@ -1,6 +1,5 @@
 """Disks that fail, fill up or change under a running engine: who is harmed is told why, and nobody else notices."""
 
-import errno
 import os
 import re
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from engine.errors import CheckpointError, HeliosError
 from engine.kv_homes import StagedKV
 from engine.storage import direct
 from engine.storage.spill import SpillFile
-from tests.engine.serving import ALL_ON_DISK, GREEDY, MANY, PROMPTS, Served, expected, failing, ids, with_kv_on_disk
+from tests.engine.serving import ALL_ON_DISK, MANY, PROMPTS, Served, expected, failing, ids, with_kv_on_disk
+from tests.engine.test_parity import random_tokens
 
 
 def truncate(file: Path) -> None:

@@ -12,6 +12,7 @@ from engine.device import CpuDevice
 from engine.sizes import Sizes
 from engine.spec import ModelSpec
 from engine.storage.direct import Bounce
+from engine.storage.storage import Storage
 from engine.units import MATRICES, Layouts, Unit, group_of, units
 from tests.engine.tiny import CONFIGS, save_tiny
 
@@ -41,7 +42,7 @@ def test_a_unit_is_read_wherever_its_tensors_begin(
     """Tensors longer than a piece, behind a header that some writers do not pad."""
     monkeypatch.setattr(engine.units, "PIECE_BYTES", 4096)
     checkpoint = Checkpoint(shifted)
-    layouts, bounce = Layouts(checkpoint, SPEC, dtype), Bounce()
+    layouts, bounce = Layouts(checkpoint, SPEC, dtype, None, Storage()), Bounce()
     for unit in units(SPEC.n_layers):
         tensors = [tensor for tensor in group_of(SPEC, unit) if tensor.name in MATRICES]
         layout = layouts.of(tensors)
@@ -65,7 +66,7 @@ def test_a_slot_of_the_budget_holds_any_unit(tmp_path: Path) -> None:
     for name in CONFIGS:
         directory = save_tiny(tmp_path / name, name)
         spec = ModelSpec.from_directory(directory)
-        layouts = Layouts(Checkpoint(directory), spec, torch.float32)
+        layouts = Layouts(Checkpoint(directory), spec, torch.float32, None, Storage())
         for unit in units(spec.n_layers):
             if unit.kind not in ("embedding", "head"):
                 group = group_of(spec, unit)

@@ -19,6 +19,7 @@ from ...spec import ModelSpec
 from ...sweep import Sweep
 from ...text.stop import StopMatcher
 from ...units import Layouts
+from ..costs import CostModel
 from ..hardware import Hardware
 from ..job import Job
 from .checkpoint import SimulatedIndex
@@ -83,23 +84,29 @@ def simulate(
     """
     parts, device = build_simulated(config, spec, hardware, dtype, quantisation)
     try:
-        return _run(parts, device, job)
+        model = CostModel(Sizes(spec, dtype, quantisation), hardware, job)
+        on_disk = parts.weights.embedding.on_disk
+        return _run(parts, device, job, model.lookups_s(1) if on_disk else 0.0)
     finally:
         parts.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Hidden states out of nothing: looking up a few rows takes next to no time."""
+    """Hidden states out of nothing, in the time that looking tokens up takes."""
 
     width: int
-    dtype: torch.dtype
+    device: SimulatedDevice
+    lookup_s: float
+    """Of a token, if the tables are on disk."""
 
     def __call__(self, batch: Batch, tile: Tile) -> torch.Tensor:
-        return torch.empty(tile.rows.stop - tile.rows.start, self.width, dtype=self.dtype, device=META)
+        rows = tile.rows.stop - tile.rows.start
+        self.device.clock.spend(rows * self.lookup_s, "disk read", "lookups")
+        return torch.empty(rows, self.width, dtype=self.device.dtype, device=META)
 
 
-def _run(parts: Parts, device: SimulatedDevice, job: Job) -> Simulation:
+def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Simulation:
     config, spec, clock = parts.config, parts.spec, device.clock
     layers = range(spec.n_layers)
     scheduler = Scheduler(
@@ -107,7 +114,7 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job) -> Simulation:
     )
     for number in range(job.n_sequences):
         scheduler.add(_sequence(number, job, spec))
-    source = _Source(spec.hidden_size, device.dtype)
+    source = _Source(spec.hidden_size, device, lookup_s)
     begun_s, loaded = clock.now_s, len(clock.timeline)
     prefill_s = decode_s = 0.0
     tokens = decode_tokens = sweeps = 0
@@ -130,8 +137,8 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job) -> Simulation:
             decode_tokens += made
     if scheduler.waiting:
         raise ConfigError(
-            f"{len(scheduler.waiting)} of {job.n_sequences} sequences of {job.context} positions find no room for their "
-            "KV; raise kv_tokens, kv_host_tokens or kv_disk_tokens"
+            f"{len(scheduler.waiting)} of {job.n_sequences} sequences of {job.context} positions find no room for "
+            "their KV; raise kv_tokens, kv_host_tokens or kv_disk_tokens"
         )
     shifted = tuple(
         busy._replace(start_s=max(0.0, busy.start_s - begun_s), end_s=busy.end_s - begun_s)

@@ -102,5 +102,3 @@ def _events(config: EngineConfig, spec: ModelSpec, job: Job) -> int:
     cohorts = config.max_sequences if staged else 1 + config.max_sequences // 64
     blocks = -(-job.n_sequences // config.max_sequences)
     return spec.n_layers * blocks * (config.max_sequences + (job.gen_len - 1) * cohorts)
-
-

@@ -66,7 +66,9 @@ class SimulatedWorkers:
         if store and crosses:
             at_s = self._links.to_host.carry(recipe.n_bytes, at_s, "store")
         for piece in recipe.pieces:
-            at_s = cast(SimulatedPlace, piece.place).link.carry(piece.n_bytes, at_s, "store" if store else "load", store)
+            at_s = cast(SimulatedPlace, piece.place).link.carry(
+                piece.n_bytes, at_s, "store" if store else "load", store
+            )
         if not store and (crosses or recipe.source is not None):
             at_s = self._links.to_device.carry(recipe.n_bytes, at_s, "load")
         return _Transfer(slot, self._clock, at_s)

@@ -11,8 +11,8 @@ from engine.config import TIERS
 from engine.placement import named
 from engine.planner.costs import CostModel, Costs, Option
 from engine.planner.job import Job
-from engine.planner.placing import KINDS, Counts, Room, Shape, named_units, place
 from engine.planner.places import compact
+from engine.planner.placing import KINDS, Counts, Room, Shape, named_units, place
 from engine.sizes import Sizes
 from engine.units import Unit, units
 
@@ -76,7 +76,8 @@ def everything_tried(shape: Shape, costs: Costs, room: Room) -> float | None:
         read[head] += size["embedding"] if shape.tied else size["head"]
         read["device"] = 0.0
         prefill, decode = (
-            max(form.seconds(read, sequences) for form in forms.values()) for forms in (costs.prefill, costs.decode)
+            max(form.seconds(read, sequences, embedding == "disk") for form in forms.values())
+            for forms in (costs.prefill, costs.decode)
         )
         total = prefill + costs.decode_sweeps * decode
         best = total if best is None else min(best, total)

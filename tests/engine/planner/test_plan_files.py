@@ -11,7 +11,11 @@ from engine.planner.job import Job
 from engine.planner.plan import Plan
 
 CONFIG = EngineConfig(
-    model="m", memory_bytes=10**8, kv_tokens=640, max_sequences=4, weights={"device": ["embedding", "layers.0-3", "head"]}
+    model="m",
+    memory_bytes=10**8,
+    kv_tokens=640,
+    max_sequences=4,
+    weights={"device": ["embedding", "layers.0-3", "head"]},
 )
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, HeliosError, OutOfMemoryError
+from engine.errors import ConfigError, OutOfMemoryError
 from engine.kv import blocks_for
 from engine.planner.job import Job
 from engine.planner.plan import Plan
 from engine.planner.planner import check_plan, make_plan
 from engine.planner.search import search
-from engine.planner.task import Task
 from engine.planner.simulator.run import build_simulated, simulate
+from engine.planner.task import Task
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Scheme
 
@@ -90,7 +90,7 @@ def test_a_plan_that_was_edited_into_what_does_not_fit_is_refused_with_its_terms
     more = Plan(plan.model, plan.hardware, plan.job, {**plan.settings, "kv_tokens": 10**6})
     with pytest.raises(OutOfMemoryError, match="for the KV cache of 1000000 positions"):
         check_plan(more, task())
-    with pytest.raises(ConfigError, match="'layers.9' is outside"):
+    with pytest.raises(ConfigError, match=r"'layers\.9' is outside"):
         check_plan(replace(more, settings={**plan.settings, "weights": {"disk": ["layers.9"]}}), task())
 
 
@@ -107,7 +107,10 @@ def triple(seed: int) -> Task:
     heads = int(random.choice([4, 8]))
     hidden = heads * int(random.choice([32, 64]))
     family = str(random.choice(["llama", "opt"]))
-    changes: dict[str, Any] = {"num_attention_heads": heads, "num_key_value_heads": heads // int(random.choice([1, 2, 4]))}
+    changes: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // int(random.choice([1, 2, 4])),
+    }
     if family == "opt":
         changes |= {
             "model_type": "opt",
@@ -140,18 +143,25 @@ def test_no_plan_runs_out_of_memory(seed: int) -> None:
     given = triple(seed)
     try:
         plan = make_plan(given)
-    except HeliosError as error:
-        assert isinstance(error, OutOfMemoryError), error
+    except OutOfMemoryError:
         return
     config = plan.config(given.base())
     with LiveBytes() as live:
         parts, device = build_simulated(config, given.spec, given.hardware, given.dtype, given.quantisation)
+        libraries = parts.tiers["device"].by_use()["libraries"]
         parts.close()
         del parts, device
         live.peak = 0
         job = replace(given.job, gen_len=min(2, given.job.gen_len))
-        simulate(config, given.spec, given.hardware, replace(job, n_sequences=config.max_sequences), given.dtype, given.quantisation)
-    most = (config.memory_bytes or 0) + (config.host_bytes or 0)
+        simulate(
+            config,
+            given.spec,
+            given.hardware,
+            replace(job, n_sequences=config.max_sequences),
+            given.dtype,
+            given.quantisation,
+        )
+    most = (config.memory_bytes or 0) + (config.host_bytes or 0) - libraries
     assert live.peak <= most, f"{live.peak} bytes lived; {plan.summary()}"
 
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from engine.memory import page_aligned
 from engine.errors import CheckpointError
+from engine.memory import page_aligned
 from engine.storage.direct import ALIGN, PIECE_BYTES, Bounce, SourceFile
 
 SIZE = 5 * ALIGN + 123

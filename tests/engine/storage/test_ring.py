@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.device import CpuDevice, Slot
 from engine.errors import CheckpointError
 from engine.storage.direct import Bounce, SourceFile
-from engine.storage.ring import Recipe, Ring
+from engine.storage.ring import Ring
+from engine.storage.transfer import Recipe, Threads
 
 SIZE = 64
 SLOTS = 3
@@ -39,8 +40,11 @@ class Store:
 
 
 class StorePiece:
+    n_bytes = SIZE // 2
+
     def __init__(self, owner: Store, key: Hashable, half: int, store: bool) -> None:
         self.owner, self.key, self.store = owner, key, store
+        self.place = owner
         self.part = slice(half * SIZE // 2, (half + 1) * SIZE // 2)
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
@@ -68,7 +72,7 @@ def make() -> Iterator[Callable[..., Ring[int]]]:
     made: list[Ring[int]] = []
 
     def ring(store: Store, count: int = SLOTS, ahead: bool = True) -> Ring[int]:
-        made.append(Ring(slots(count), store.recipe, ahead=ahead))
+        made.append(Ring(slots(count), store.recipe, Threads(), ahead=ahead))
         return made[-1]
 
     yield ring
@@ -121,7 +125,7 @@ def test_the_next_keys_are_read_while_one_is_in_use(store: Store, make: Callable
     ring.expect(range(6))
     ring.acquire(0)
     for load in ring._coming:
-        assert load.done.wait(WAIT_S)
+        load.transfer.wait()
     assert sorted(store.began) == [0, 1, 2]
     ring.release(0)
 
@@ -143,7 +147,7 @@ def test_without_reading_ahead_nothing_is_read_before_it_is_asked_for(
 def test_any_order_of_visits_is_served(ahead: bool, data: st.DataObject) -> None:
     """Skipping, going back, visiting keys that nobody announced, and announcing anew, with writes in between."""
     store = Store()
-    ring: Ring[int] = Ring(slots(data.draw(st.integers(1, 4))), store.recipe, ahead=ahead)
+    ring: Ring[int] = Ring(slots(data.draw(st.integers(1, 4))), store.recipe, Threads(), ahead=ahead)
     keys = st.lists(st.integers(0, 6), max_size=8)
     try:
         for round_ in range(3):
@@ -202,7 +206,7 @@ def test_what_could_not_be_read_ahead_is_read_again_for_the_next_sweep(
     store.failing = {failing}
     ring.expect(range(3), then=range(3))
     for load in ring._coming:
-        assert load.done.wait(WAIT_S)
+        load.transfer.wait()
     store.failing = set()
     ring.expect(range(3), then=range(3))
     for key in range(3):
@@ -281,7 +285,7 @@ def test_a_store_that_fails_is_told_by_the_next_expect_at_the_latest_and_the_rin
 def test_a_file_that_was_changed_is_told_when_its_key_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(bytes(SIZE))
     file = SourceFile(tmp_path / "weights")
-    ring: Ring[int] = Ring(slots(), lambda _: Recipe(SIZE, files=(file,)))
+    ring: Ring[int] = Ring(slots(), lambda _: Recipe(SIZE, files=(file,)), Threads())
     ring.expect([0])
     ring.acquire(0)
     ring.release(0)
@@ -295,7 +299,7 @@ def test_a_file_that_was_changed_is_told_when_its_key_is_asked_for(tmp_path: Pat
 
 def test_a_slot_is_filled_from_memory_too() -> None:
     source = torch.arange(SIZE, dtype=torch.uint8)
-    ring: Ring[int] = Ring(slots(), lambda _: Recipe(SIZE, source=source))
+    ring: Ring[int] = Ring(slots(), lambda _: Recipe(SIZE, source=source), Threads())
     ring.expect(range(5))
     for key in range(5):
         assert torch.equal(ring.acquire(key).content, source)
@@ -305,15 +309,16 @@ def test_a_slot_is_filled_from_memory_too() -> None:
 
 @pytest.mark.parametrize("keys", [[], [0, 1, 2, 3]])
 def test_closing_joins_the_threads(store: Store, keys: Sequence[int]) -> None:
-    ring: Ring[int] = Ring(slots(), store.recipe)
-    threads = ring._threads
+    workers = Threads()
+    ring: Ring[int] = Ring(slots(), store.recipe, workers)
+    threads = workers._threads
     ring.expect(keys, then=keys)
     ring.close()
     assert not any(thread.is_alive() for thread in threads)
 
 
 def test_what_is_being_stored_when_the_ring_closes_is_stored(store: Store) -> None:
-    ring: Ring[int] = Ring(slots(), store.recipe)
+    ring: Ring[int] = Ring(slots(), store.recipe, Threads())
     ring.expect([0])
     ring.acquire(0).content.fill_(9)
     ring.release(0, store.recipe(0, store=True))

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from engine.memory import page_aligned
 from engine.errors import HeliosError, OutOfMemoryError
+from engine.memory import page_aligned
 from engine.storage.direct import ALIGN
 from engine.storage.spill import BlockPiece, SpillFile, SpillMemory
 
