@@ -8,6 +8,7 @@ from .chat import chat
 from .demo import demo
 from .generate import generate
 from .group import HeliosGroup
+from .profile import profile
 from .quantize import quantize
 from .serve import serve
 from .status import status
@@ -23,6 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, stop, status, generate, chat, batch, quantize, version):
+for command in (demo, serve, stop, status, generate, chat, batch, quantize, profile, version):
     app.command()(command)
 app.add_typer(models_app, name="models")
