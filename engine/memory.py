@@ -41,11 +41,19 @@ _malloc_trim = _find_malloc_trim()
 
 def available_bytes() -> int:
     """What this process can still take, by the machine's memory and the container's limit."""
-    return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
+    return min(int(psutil.virtual_memory().available), _least_of_groups(_left))
 
 
-def _cgroup_available_bytes() -> int:
-    """What the limits of this process's control group, and of those it is in, leave; very much without one."""
+def total_bytes() -> int:
+    """The machine's memory, or the container's limit if that is less."""
+    return min(int(psutil.virtual_memory().total), _least_of_groups(lambda folder, limit, _: _limit(folder, limit)))
+
+
+def _least_of_groups(measure: Callable[[Path, str, str], int]) -> int:
+    """The least that ``measure`` finds in this process's control group and those it is in; very much without one.
+
+    It is called with the group's folder and the names of the files with the limit and the usage.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -61,7 +69,7 @@ def _cgroup_available_bytes() -> int:
             continue
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
-            least = min(least, _left(folder, limit, usage))
+            least = min(least, measure(folder, limit, usage))
             if folder == root:
                 break
     return least
@@ -78,3 +86,10 @@ def _left(folder: Path, limit: str, usage: str) -> int:
     except (OSError, ValueError):
         return UNLIMITED
     return left
+
+
+def _limit(folder: Path, limit: str) -> int:
+    try:
+        return int((folder / limit).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return UNLIMITED

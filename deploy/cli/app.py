@@ -9,6 +9,7 @@ from .demo import demo
 from .generate import generate
 from .group import HeliosGroup
 from .plan import plan
+from .profile import profile
 from .quantize import quantize
 from .serve import serve
 from .status import status
@@ -24,6 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, stop, status, generate, chat, batch, quantize, plan, version):
+for command in (demo, serve, stop, status, generate, chat, batch, quantize, profile, plan, version):
     app.command()(command)
 app.add_typer(models_app, name="models")

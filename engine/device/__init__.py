@@ -15,26 +15,55 @@ from .base import Device, Slot
 from .cpu import CpuDevice, cpu_multiplies_bf16, query_rows, usable_cores
 from .cuda import CudaDevice
 
-__all__ = ["CpuDevice", "Device", "Slot", "cpu_multiplies_bf16", "open_device", "query_rows", "usable_cores"]
+__all__ = [
+    "CpuDevice",
+    "Device",
+    "Slot",
+    "cpu_multiplies_bf16",
+    "gpu_name",
+    "open_device",
+    "query_rows",
+    "usable_cores",
+]
 
 log = logging.getLogger(__name__)
 
 
 def open_device(config: EngineConfig) -> Device:
     """The device and dtype a configuration asks for. Raises ConfigError for a device this machine lacks."""
-    has_cuda = torch.cuda.is_available()
-    wants_cuda = config.device.startswith("cuda") or (config.device == "auto" and has_cuda)
     threads = config.threads or usable_cores()
-    if not wants_cuda:
+    name = _cuda_name(config.device)
+    if name is None:
         return CpuDevice(_cpu_dtype(config.dtype), threads)
-    name = "cuda:0" if config.device in ("auto", "cuda") else config.device
-    count = torch.cuda.device_count() if has_cuda else 0
-    if int(name.removeprefix("cuda:")) >= count:
+    if not _has_cuda(name):
         raise ConfigError(
-            f"device is '{config.device}' but torch {torch.__version__} sees {count} CUDA devices; use 'cpu'"
+            f"device is '{config.device}' but torch {torch.__version__} sees {_cuda_count()} CUDA devices; use 'cpu'"
         )
     dtype = torch.bfloat16 if config.dtype == "auto" else cast(torch.dtype, getattr(torch, config.dtype))
     return CudaDevice(name, dtype, CpuDevice(dtype, threads))
+
+
+def gpu_name(device: str) -> str | None:
+    """The maker's name of the GPU that a configuration's ``device`` stands for; None if that is a CPU or not there."""
+    name = _cuda_name(device)
+    return str(torch.cuda.get_device_name(name)) if name and _has_cuda(name) else None
+
+
+def _cuda_name(device: str) -> str | None:
+    """torch's name of the CUDA device that is asked for, None for the CPU."""
+    if device == "auto":
+        return "cuda:0" if _cuda_count() else None
+    if device == "cuda":
+        return "cuda:0"
+    return device if device.startswith("cuda") else None
+
+
+def _cuda_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_cuda(name: str) -> bool:
+    return int(name.removeprefix("cuda:")) < _cuda_count()
 
 
 def _cpu_dtype(asked: str) -> torch.dtype:

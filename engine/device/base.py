@@ -115,6 +115,11 @@ class Device(ABC):
 
     @property
     @abstractmethod
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Types that it multiplies in hardware, narrow ones first."""
+
+    @property
+    @abstractmethod
     def library_bytes(self) -> int:
         """What torch's libraries keep on the device beside all that the engine asks for."""
 
@@ -125,6 +130,10 @@ class Device(ABC):
     @abstractmethod
     def available_bytes(self) -> int:
         """Memory this process can still take on the device."""
+
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Memory of the device; of a host in a container, what the container may have of it."""
 
     @abstractmethod
     def synchronize(self) -> None:

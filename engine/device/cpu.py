@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..memory import available_bytes, page_aligned, trim
+from ..memory import available_bytes, page_aligned, total_bytes, trim
 from ..quant.matrix import PackedMatrix
 from ..weights import Matrix
 from .base import Device
@@ -116,6 +116,10 @@ class CpuDevice(Device):
         return HostSlot(page_aligned((n_bytes,), torch.uint8))
 
     @property
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        return (torch.bfloat16, torch.float32) if cpu_multiplies_bf16() else (torch.float32,)
+
+    @property
     def library_bytes(self) -> int:
         return LIBRARY_BYTES
 
@@ -124,6 +128,9 @@ class CpuDevice(Device):
 
     def available_bytes(self) -> int:
         return available_bytes()
+
+    def total_bytes(self) -> int:
+        return total_bytes()
 
     def synchronize(self) -> None:
         return

@@ -14,6 +14,8 @@ from .base import Device
 
 LIBRARY_BYTES = 128 * 2**20
 """cuBLAS and attention workspaces. An estimate: not measured."""
+AMPERE = (8, 0)
+"""The first compute capability that multiplies bfloat16; older GPUs emulate it."""
 
 
 class CudaDevice(Device):
@@ -70,6 +72,12 @@ class CudaDevice(Device):
         return CudaSlot(n_bytes, self.torch_device, self._copies)
 
     @property
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        halves = (torch.float16, torch.float32)
+        has_bf16 = torch.cuda.get_device_capability(self.torch_device) >= AMPERE
+        return (torch.bfloat16, *halves) if has_bf16 else halves
+
+    @property
     def library_bytes(self) -> int:
         return LIBRARY_BYTES
 
@@ -78,6 +86,9 @@ class CudaDevice(Device):
 
     def available_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

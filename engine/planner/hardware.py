@@ -18,6 +18,10 @@ from ..errors import ConfigError
 BUILT_IN = Path(__file__).with_name("hardware")
 PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
 """Kinds of weights that products are known for; the packed ones multiply 16-bit activations without expanding."""
+RATES = ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
+"""Figures of a processor that are single numbers."""
+REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s")
+"""Figures that not every machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Curve:
             return self.points[min(at, len(sizes) - 1)][1]
         (x0, y0), (x1, y1) = self.points[at - 1], self.points[at]
         share = math.log(size / x0) / math.log(x1 / x0)
-        return y0 * (y1 / y0) ** share
+        return y0 * math.pow(y1 / y0, share)
 
 
 SAME = Curve(((1.0, 1.0),))
@@ -50,7 +54,7 @@ class Processor:
     decode_attention: Curve
     """KV bytes a second that decode attends to, gathering included, by the KV bytes of one call."""
     chunk_attention: float
-    """FLOP/s of a prompt's attention."""
+    """FLOP/s of a prompt's attention: 4 * head_dim for each query head and each pair of a position and one it sees."""
     memory_bytes_s: float
     """Bytes a second that norms, additions and activations read and write."""
     expand_elements_s: float
@@ -81,7 +85,7 @@ class Hardware:
     disk_bytes: int = 0
     disk_read: float = 0.0
     disk_write: float = 0.0
-    disk_latency_s: float = 1e-4
+    disk_latency_s: float = 0.0
     """Of a read of a few KiB, one after another."""
     to_device: float = 0.0
     to_host: float = 0.0
@@ -97,6 +101,13 @@ class Hardware:
         """Whether the device has a memory of its own."""
         return self.host is not None
 
+    def figures(self) -> dict[str, float | Curve]:
+        """Every figure that the machine has, by its path as in ``sources``: "device.products.bfloat16"."""
+        found: dict[str, float | Curve] = {"device_bytes": self.device_bytes, **_figures("device", self.device)}
+        if self.host is not None:
+            found |= {"host_bytes": self.host_bytes, **_figures("host", self.host)}
+        return found | {name: getattr(self, name) for name in REST if getattr(self, name)}
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Hardware":
         """A built-in machine by name, or a file. Raises ConfigError for what is neither or says nonsense."""
@@ -105,7 +116,7 @@ class Hardware:
             path = BUILT_IN / f"{name_or_path}.yaml"
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.yaml")))
             raise ConfigError(
                 f"hardware '{name_or_path}' cannot be read ({error}); give a file that helios profile wrote, or one of "
@@ -127,7 +138,7 @@ class Hardware:
             disk_bytes=int(given.number("disk_bytes", 0.0)),
             disk_read=given.number("disk_read", 0.0),
             disk_write=given.number("disk_write", 0.0),
-            disk_latency_s=given.number("disk_latency_s", 1e-4),
+            disk_latency_s=given.number("disk_latency_s", 0.0),
             to_device=given.number("to_device", 0.0),
             to_host=given.number("to_host", 0.0),
             read_cpu_s=given.number("read_cpu_s", 0.0),
@@ -136,9 +147,7 @@ class Hardware:
         )
         given.refuse_others()
         if made.host is not None and not (made.to_device > 0 and made.to_host > 0 and made.host_bytes > 0):
-            raise ConfigError(
-                f"{where}: a machine with a host beside its device needs host_bytes, to_device and to_host"
-            )
+            raise ConfigError(f"{where}: a machine with a host beside its device needs host_bytes, to_device, to_host")
         if made.disk_bytes and not (made.disk_read > 0 and made.disk_write > 0):
             raise ConfigError(f"{where}: a machine with a disk needs disk_read and disk_write")
         return made
@@ -149,7 +158,7 @@ class Hardware:
         content |= {"device_bytes": self.device_bytes, "device": _processor_dict(self.device)}
         if self.host is not None:
             content |= {"host_bytes": self.host_bytes, "host": _processor_dict(self.host)}
-        for name in ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s"):
+        for name in REST:
             if getattr(self, name):
                 content[name] = getattr(self, name)
         for name in ("identity", "sources"):
@@ -158,11 +167,14 @@ class Hardware:
         return content
 
     def save(self, path: Path) -> None:
-        """Write the file at once, or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write the file at once, or not at all. Raises ConfigError if it cannot be written."""
         staged = path.with_name(f"{path.name}.new")
-        staged.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        staged.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            staged.replace(path)
+        except OSError as error:
+            raise ConfigError(f"hardware file {path} cannot be written: {error.strerror}; choose another") from None
 
 
 class _Given:
@@ -172,20 +184,20 @@ class _Given:
         if not isinstance(content, Mapping):
             raise ConfigError(f"{where} is {content!r}; it must be a mapping of keys to figures")
         self._content = dict(content)
-        self._where = where
+        self.where = where
 
     def has(self, key: str) -> bool:
         return key in self._content
 
     def take(self, key: str) -> Any:
         if key not in self._content:
-            raise ConfigError(f"{self._where} lacks '{key}'")
+            raise ConfigError(f"{self.where} lacks '{key}'")
         return self._content.pop(key)
 
     def text(self, key: str) -> str:
         value = self.take(key)
         if not isinstance(value, str):
-            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be text")
+            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be text")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -196,16 +208,16 @@ class _Given:
     def positive(self, key: str, value: Any, zero: bool = False) -> float:
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not numeric or value < 0 or (value == 0 and not zero):
-            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a number above 0, written like 1.5e+9")
+            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be a number above 0, written like 1.5e+9")
         return float(value)
 
     def part(self, key: str) -> "_Given":
-        return _Given(self.take(key), f"{self._where}: {key}")
+        return _Given(self.take(key), f"{self.where}: {key}")
 
     def texts(self, key: str) -> dict[str, str]:
         value = self._content.pop(key, {})
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a mapping of names to text")
+            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be a mapping of names to text")
         return {str(name): str(text) for name, text in value.items()}
 
     def curve(self, key: str) -> Curve:
@@ -213,7 +225,7 @@ class _Given:
         if isinstance(value, (int, float)):
             return Curve(((1.0, self.positive(key, value)),))
         if not isinstance(value, Mapping) or not value:
-            raise ConfigError(f"{self._where}: {key} is {value!r}; it must be a rate, or a mapping of sizes to rates")
+            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be a rate, or a mapping of sizes to rates")
         points = [(self.positive(key, size), self.positive(f"{key} at {size}", rate)) for size, rate in value.items()]
         return Curve(tuple(sorted(points)))
 
@@ -222,16 +234,19 @@ class _Given:
 
     def refuse_others(self) -> None:
         if self._content:
-            raise ConfigError(f"{self._where} has '{next(iter(self._content))}', which is no key of a hardware file")
+            raise ConfigError(f"{self.where} has '{next(iter(self._content))}', which is no key of a hardware file")
 
 
 def _processor(given: _Given) -> Processor:
     products = given.part("products")
-    unknown = sorted(set(products.keys()) - set(PRODUCTS))
-    if unknown or not products.keys():
-        raise ConfigError(f"products are known for {unknown or 'nothing'}; they must be some of {', '.join(PRODUCTS)}")
+    kinds = products.keys()
+    unknown = sorted(str(kind) for kind in set(kinds) - set(PRODUCTS))
+    if unknown or not kinds:
+        raise ConfigError(
+            f"{products.where} are of {', '.join(unknown) or 'nothing'}; they must be of some of {', '.join(PRODUCTS)}"
+        )
     made = Processor(
-        products={kind: products.curve(kind) for kind in products.keys()},
+        products={kind: products.curve(kind) for kind in kinds},
         decode_attention=given.curve("decode_attention"),
         chunk_attention=given.number("chunk_attention"),
         memory_bytes_s=given.number("memory_bytes_s"),
@@ -245,12 +260,20 @@ def _processor(given: _Given) -> Processor:
     return made
 
 
+def _figures(path: str, processor: Processor) -> dict[str, float | Curve]:
+    found: dict[str, float | Curve] = {f"{path}.products.{kind}": curve for kind, curve in processor.products.items()}
+    found[f"{path}.decode_attention"] = processor.decode_attention
+    if processor.as_read != SAME:
+        found[f"{path}.as_read"] = processor.as_read
+    return found | {f"{path}.{name}": getattr(processor, name) for name in RATES}
+
+
 def _processor_dict(processor: Processor) -> dict[str, Any]:
     content: dict[str, Any] = {"products": {kind: _curve_dict(curve) for kind, curve in processor.products.items()}}
     content["decode_attention"] = _curve_dict(processor.decode_attention)
     if processor.as_read != SAME:
         content["as_read"] = _curve_dict(processor.as_read)
-    for name in ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s"):
+    for name in RATES:
         content[name] = getattr(processor, name)
     return content
 

@@ -32,3 +32,11 @@ def test_the_tightest_group_counts_and_droppable_file_pages_do_not(
 
 def test_there_is_some_memory_left_here() -> None:
     assert 0 < memory.available_bytes() < memory.UNLIMITED
+
+
+def test_a_container_has_what_its_limit_says(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{300 * MIB}\n")
+    assert memory._limit(tmp_path, "memory.max") == 300 * MIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._limit(tmp_path, "memory.max") == memory.UNLIMITED
+    assert memory.available_bytes() <= memory.total_bytes() < memory.UNLIMITED

@@ -153,6 +153,13 @@ class SimulatedDevice(Device):
         return SimulatedSlot(host, host if self._host is None else self.empty((n_bytes,), torch.uint8))
 
     @property
+    def fast_dtypes(self) -> tuple[torch.dtype, ...]:
+        return (self.dtype,)
+
+    def total_bytes(self) -> int:
+        return self._memory_bytes
+
+    @property
     def library_bytes(self) -> int:
         return CPU_LIBRARY_BYTES if self._host is None else CUDA_LIBRARY_BYTES
 

@@ -1,0 +1,144 @@
+"""The disk as weights and KV use it: a ring's threads move pieces between slots and a file, past the page cache."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...config import format_bytes
+from ...device import Device
+from ...errors import ConfigError
+from ...storage.direct import ALIGN, PIECE_BYTES, Bounce
+from ...storage.ring import Ring
+from ...storage.spill import BlockPiece, SpillFile
+from ...storage.transfer import Recipe, Threads
+from .identity import existing
+
+SLOTS = 3
+LOOKUPS = 256
+"""Small reads, of which the mean is taken."""
+PIECES = 4
+"""Of a slot, which is then as large as a small layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Rates are bytes a second, sustained: over all passes through the file."""
+
+    free_bytes: int
+    read: float
+    write: float
+    read_cpu_s: float
+    """Processor seconds of the reading threads, for each byte."""
+    direct: bool
+    """Past the page cache; not every file system can."""
+    latency_s: float
+    """Of a read of one block, one after another."""
+
+
+def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device) -> Disk:
+    """Write and read a file of ``n_bytes`` without a name, which leaves nothing behind however this ends.
+
+    Raises ConfigError if there is no room for it, HeliosError if the directory cannot be written to.
+    """
+    free = _require_room(directory, n_bytes)
+    bench = _Bench(directory, n_bytes, device)
+    try:
+        write_s = read_s = 0.0
+        for _ in range(passes):
+            write_s += bench.write()
+            read_s += bench.read()
+        total = bench.n_bytes * passes
+        return Disk(free, total / read_s, total / write_s, sum(bench.cpu_s) / total, bench.direct, bench.latency_s())
+    finally:
+        bench.close()
+
+
+def _require_room(directory: Path, n_bytes: int) -> int:
+    free = shutil.disk_usage(existing(directory)).free
+    if free < n_bytes:
+        raise ConfigError(
+            f"measuring the disk takes a file of {format_bytes(n_bytes)} and {directory} has {format_bytes(free)} "
+            "left; free space, choose another offload_dir, or measure quickly, which takes a smaller file"
+        )
+    return free
+
+
+class _Timed(NamedTuple):
+    """A piece that notes the processor time it takes."""
+
+    piece: BlockPiece
+    cpu_s: list[float]
+
+    @property
+    def place(self) -> object:
+        return self.piece.place
+
+    @property
+    def n_bytes(self) -> int:
+        return self.piece.n_bytes
+
+    def run(self, host: Tensor, bounce: Bounce) -> None:
+        begun = time.thread_time()
+        self.piece.run(host, bounce)
+        self.cpu_s.append(time.thread_time() - begun)
+
+
+class _Bench:
+    """A file, and passes over the whole of it."""
+
+    def __init__(self, directory: Path, n_bytes: int, device: Device) -> None:
+        slot_bytes = PIECES * PIECE_BYTES
+        self._units = range(max(SLOTS, n_bytes // slot_bytes))
+        self.n_bytes = len(self._units) * slot_bytes
+        self._slots = [device.host.open_slot(slot_bytes) for _ in range(SLOTS)]
+        for slot in self._slots:
+            slot.host.random_()  # zeros may be stored as nothing
+        self._spill = SpillFile(directory, self.n_bytes, PIECE_BYTES)
+        self.direct = self._spill.direct
+        self.cpu_s: list[float] = []
+        """Of each piece that was read."""
+
+    def write(self) -> float:
+        """Seconds of a pass."""
+        return self._pass(lambda _: Recipe(0), lambda unit: self._recipe(unit, store=True))
+
+    def read(self) -> float:
+        """Likewise."""
+        return self._pass(lambda unit: self._recipe(unit, store=False), lambda _: None)
+
+    def latency_s(self) -> float:
+        """Seconds of a read of one block somewhere in the file."""
+        block = self._slots[0].host[:ALIGN]
+        step = self.n_bytes // LOOKUPS // ALIGN * ALIGN
+        begun = time.perf_counter()
+        for number in range(LOOKUPS):
+            self._spill.read(number * 7 % LOOKUPS * step, block)
+        return (time.perf_counter() - begun) / LOOKUPS
+
+    def close(self) -> None:
+        self._spill.close()
+
+    def _pass(self, load: Callable[[int], Recipe], store: Callable[[int], Recipe | None]) -> float:
+        ring: Ring[int] = Ring(self._slots, load, Threads())
+        try:
+            begun = time.perf_counter()
+            ring.expect(self._units)
+            for unit in self._units:
+                ring.acquire(unit)
+                ring.release(unit, store(unit))
+            ring.expect([])  # waits for what is being stored
+            return time.perf_counter() - begun
+        finally:
+            ring.close()
+
+    def _recipe(self, unit: int, store: bool) -> Recipe:
+        size = PIECES * PIECE_BYTES
+        pieces = [
+            BlockPiece(self._spill, unit * size + at, at, PIECE_BYTES, store) for at in range(0, size, PIECE_BYTES)
+        ]
+        return Recipe(size, pieces if store else [_Timed(piece, self.cpu_s) for piece in pieces])

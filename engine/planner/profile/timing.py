@@ -1,0 +1,71 @@
+"""How runs are timed: they take turns, so that a slow moment of the machine falls on all; the best one counts."""
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from ...device import Device
+
+Key = TypeVar("Key", bound=Hashable)
+Progress = Callable[[str, int, int], None]
+"""Told of a step's name, of what is done of it, and of all there is to do."""
+Run = Callable[[], float]
+"""Does something once and returns the seconds of it that count."""
+IN_A_ROW = 2
+"""Runs of a turn at least: the first may have to make the kernels for its shapes, of which oneDNN keeps only a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long measuring takes and what is measured."""
+
+    seconds: float
+    """Of each set of runs that take turns, about: it lasts longer where single runs are slow."""
+    rounds: int
+    """Turns of each run, and passes over the disk's file."""
+    rows: tuple[int, ...]
+    """Rows of a product."""
+    kv_bytes: tuple[int, ...]
+    """Bytes of K and V of one call of decode attention; the largest is what an engine gathers at most."""
+    disk_bytes: int
+
+
+FULL = Effort(
+    seconds=3.0,
+    rounds=3,
+    rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    kv_bytes=(2**18, 2**19, 2**21, 2**23, 2**25),
+    disk_bytes=2**30,
+)
+QUICK = Effort(seconds=0.3, rounds=2, rows=(1, 4, 16, 64, 256), kv_bytes=(2**19, 2**22, 2**25), disk_bytes=2**28)
+
+
+def timed(device: Device, work: Callable[[], object]) -> Run:
+    """A run of ``work``, until the device is done with it."""
+
+    def run() -> float:
+        device.synchronize()
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            work()
+        device.synchronize()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def best_seconds(runs: Mapping[Key, Run], effort: Effort) -> dict[Key, float]:
+    """The least seconds of each run, over ``effort.rounds`` turns of a few runs in a row."""
+    turn_s = effort.seconds / (effort.rounds * max(1, len(runs)))
+    best = dict.fromkeys(runs, math.inf)
+    for _ in range(effort.rounds):
+        for key, run in runs.items():
+            ends, done = time.perf_counter() + turn_s, 0
+            while done < IN_A_ROW or time.perf_counter() < ends:
+                best[key] = min(best[key], run())
+                done += 1
+    return best
