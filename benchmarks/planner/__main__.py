@@ -21,7 +21,7 @@ from engine.device import usable_cores
 from engine.planner.hardware import Hardware
 from engine.planner.job import Job
 from engine.planner.plan import Plan
-from engine.planner.profile import profile_machine
+from engine.planner.profile.machine import profile_machine
 from engine.planner.reference.model import OPT_30B, OPT_175B
 from engine.planner.reference.paper import TABLE, predictions
 from engine.planner.search import busy_shares

@@ -10,7 +10,7 @@ from engine.config import DTYPES, parse_bytes
 from engine.errors import ConfigError
 from engine.planner.hardware import Hardware
 from engine.planner.job import Job
-from engine.planner.profile import stored_profile
+from engine.planner.profile.store import stored_profile
 from engine.planner.task import Task
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Scheme

@@ -12,7 +12,8 @@ from ..spec import ModelSpec
 from .job import Job
 from .plan import Plan
 from .planner import make_plan
-from .profile import stored_profile, why_stale
+from .profile.identity import why_stale
+from .profile.store import stored_profile
 from .task import Task
 
 AUTO = "auto"

@@ -13,7 +13,6 @@ import cvxpy as cp
 from ..config import TIERS, TierName
 from ..units import Unit, units
 from .costs import RESOURCES, Costs, Form, Kind
-from .highs import hush
 
 MIB = 2**20
 SCALE = 1000.0
@@ -100,14 +99,19 @@ def place(shape: Shape, costs: Costs, room: Room, overlap: bool = True, most_s: 
     total = prefill + costs.decode_sweeps * decode
     if most_s is not None:
         limits.append(total <= most_s / unit_s)
-    hush()
     problem = cp.Problem(cp.Minimize(total), limits)
-    problem.solve(solver=cp.HIGHS)
+    problem.solve(solver=cp.SCIPY)  # HiGHS by scipy, since cvxpy's own way to it prints a banner to standard output
     if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
         return None
-    of = {key: round(float(variable.value)) for key, variable in count.items()}
-    placed = {tier: round(float(variable.value)) for tier, variable in sequences.items()}
+    of = {key: _whole(variable) for key, variable in count.items()}
+    placed = {tier: _whole(variable) for tier, variable in sequences.items()}
     return _counts(shape, costs, of, placed, overlap)
+
+
+def _whole(variable: cp.Variable) -> int:
+    """The value that the solver gave it."""
+    assert variable.value is not None, "an optimal problem has values"
+    return round(float(variable.value))
 
 
 def _fixed_s(costs: Costs) -> float:
@@ -171,7 +175,7 @@ def _expression(
     read: Mapping[TierName, cp.Expression],
     sequences: Mapping[TierName, cp.Variable],
     looked_up: cp.Variable,
-) -> cp.Expression:
+) -> Any:
     parts = [rate * read[tier] for tier, rate in form.weights.items()]
     parts += [rate * sequences[tier] for tier, rate in form.kv.items() if tier in sequences]
     return cp.Constant(form.fixed) + form.lookups * looked_up + sum(parts)

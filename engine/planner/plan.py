@@ -13,6 +13,7 @@ from .job import Job
 from .places import count_units
 
 VERSION = 1
+_DEFAULT = EngineConfig(model="")
 SETTINGS = (
     "memory_bytes",
     "host_bytes",
@@ -157,7 +158,7 @@ class Plan:
 
 
 def _extras(given: Mapping[str, Any]) -> list[str]:
-    extras = [f"{given.get('prefill_rows', EngineConfig.prefill_rows)} prompt rows a sweep"]
+    extras = [f"{given.get('prefill_rows', _DEFAULT.prefill_rows)} prompt rows a sweep"]
     if given.get("schedule", "continuous") != "continuous":
         extras.append(str(given["schedule"]))
     if given.get("kv_dtype") == "int4":

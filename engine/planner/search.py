@@ -150,8 +150,9 @@ def _config(task: Task, option: Option) -> EngineConfig:
         return config
     tile = min(config.tile_rows, option.prefill_rows + option.block)
     rows = -(-(option.prefill_rows + option.block) // tile) * tile
-    away = {"host": "activation_host_rows", "disk": "activation_disk_rows"}[option.activations]
-    return replace(config, activation_rows=0, **{away: rows})
+    if option.activations == "host":
+        return replace(config, activation_rows=0, activation_host_rows=rows)
+    return replace(config, activation_rows=0, activation_disk_rows=rows)
 
 
 def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]:

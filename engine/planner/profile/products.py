@@ -59,11 +59,18 @@ def load_of(device: Device) -> Load:
     return CORES if device.host is device else GPU
 
 
-def product_rates(device: Device, effort: Effort) -> Curve:
-    """FLOP/s by rows, of plain weights in the device's dtype as a weight store keeps them."""
+def as_read_ratio(device: Device, effort: Effort) -> Curve:
+    """By rows, the rate of products by weights as they lie in the checkpoint to that by weights that are kept."""
+    kept, read = product_rates(device, effort), product_rates(device, effort, keep=False)
+    return Curve(tuple((rows, read(rows) / rate) for rows, rate in kept.points))
+
+
+def product_rates(device: Device, effort: Effort, keep: bool = True) -> Curve:
+    """FLOP/s by rows, of plain weights in the device's dtype: as a weight store keeps them, or as they were read."""
     load = load_of(device)
     drawn = [_matrix(shape, device) for shape in load.shapes]
-    sets = [[device.keep_matrix(matrix) for matrix in drawn] for _ in range(load.sets(device.dtype.itemsize, device))]
+    copy = device.keep_matrix if keep else Tensor.clone
+    sets = [[copy(matrix) for matrix in drawn] for _ in range(load.sets(device.dtype.itemsize, device))]
     rows = [count for count in effort.rows if count <= EMULATED_ROWS or device.dtype in device.fast_dtypes]
     return _rates(device, load, sets, rows, effort)
 

@@ -45,7 +45,8 @@ def predict_run(
     placement = divide(config, Sizes(spec, dtype, quantisation), parts.device).placement
     parts.close()
     at = [_sampled(config, spec, hardware, job, dtype, quantisation, placement, depth) for depth in DEPTHS]
-    prefill_s, decode_s = (_line([one[part] for one in at], spec.n_layers) for part in (0, 1))
+    prefill_s = _line([prefill_s for prefill_s, _, _ in at], spec.n_layers)
+    decode_s = _line([decode_s for _, decode_s, _ in at], spec.n_layers)
     tokens = job.n_sequences * job.gen_len
     timeline = at[-1][2].timeline
     return Simulation(

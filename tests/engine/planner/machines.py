@@ -35,6 +35,7 @@ def laptop(**changes: Any) -> Hardware:
         "disk_bytes": 100 * GIB,
         "disk_read": 1e9,
         "disk_write": 5e8,
+        "disk_latency_s": 1e-4,
     }
     return Hardware(**{**values, **changes})
 

@@ -51,7 +51,9 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "disk_bytes": (2**28, 2**60),
     "disk_read": (1e6, 1e12),
     "disk_write": (1e6, 1e12),
+    "disk_latency_s": (1e-7, 0.1),
     "read_cpu_s": (1e-13, 1e-7),
+    "device.as_read": (0.01, 10.0),
     "device.decode_attention": (1e7, 1e13),
     "device.chunk_attention": (1e8, 1e15),
     "device.memory_bytes_s": (1e8, 1e14),
@@ -224,7 +226,7 @@ def test_beside_a_gpu_the_host_and_the_link_are_measured_too(tmp_path: Path, mon
         return Processor({"float32": rate}, rate, 1e9, 1e9, 1e9, 1e-4, 1e-3)
 
     monkeypatch.setattr(machine, "open_device", lambda config: accelerator)
-    monkeypatch.setattr(machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False))
+    monkeypatch.setattr(machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False, latency_s=1e-4))
     monkeypatch.setattr(machine, "measure_processor", measure)
     hardware = profile_machine("auto", offload_dir=tmp_path, quick=True)
     assert asked == [("auto", accelerator), ("cpu", accelerator.host)]
