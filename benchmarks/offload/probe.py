@@ -16,7 +16,7 @@ from benchmarks.offload.ours import warm_up
 from benchmarks.offload.protocol import Job, job_of_argument, own_bytes, say
 from engine.device.cpu import CpuDevice
 from engine.storage.direct import PIECE_BYTES, Bounce, SourceFile
-from engine.storage.ring import WORKERS
+from engine.storage.transfer import WORKERS
 
 MATRICES_BYTES = 2**28
 """Weights multiplied in turn, so that they come from memory and not from a cache."""

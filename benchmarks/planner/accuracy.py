@@ -54,7 +54,7 @@ def cases(model: str, copy: str, weights_mb: float, batches: tuple[int, ...], ge
     def case(name: str, path: str, batch: int, **fields: Any) -> Case:
         job = Job(PROMPT, gen_len, batch)
         positions = batch * -(-job.context // 16) * 16
-        kv = {"kv_tokens": positions}
+        kv: dict[str, Any] = {"kv_tokens": positions}
         if fields.pop("kv_on_disk", False):
             kv = {"kv_tokens": 0, "kv_disk_tokens": positions}
         config = EngineConfig(
@@ -95,14 +95,15 @@ def ablation(model: str, batch: int, gen_len: int) -> Iterator[Case]:
     }
     rows = max(1, batch // 4)
     nowhere = {"disk": ["embedding", f"layers.0-{spec.n_layers - 1}", "head"]}
-    for name, fields in {
+    variants: dict[str, dict[str, Any]] = {
         "all on": {"kv_tokens": positions},
         "no overlap": {"kv_tokens": positions, "read_ahead": False},
         "KV in another tier, delegated": host,
         "the same, not delegated": host | {"delegate": False},
         f"row by row ({rows} at a time)": {"max_sequences": rows, "schedule": "zigzag", "kv_tokens": positions},
         "nothing resident": {"kv_tokens": positions, "weights": nowhere},
-    }.items():
+    }
+    for name, fields in variants.items():
         yield Case(name, EngineConfig(**{**common, **fields}), job)
 
 

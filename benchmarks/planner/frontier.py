@@ -1,6 +1,6 @@
 """Latency against throughput: the best plan under each limit on the time of a block (the paper's Figure 1)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def frontier(task: Task, steps: int = STEPS) -> list[Point]:
     return points
 
 
-def draw(path: Path, lines: dict[str, Sequence[Point]]) -> None:
+def draw(path: Path, lines: Mapping[str, Sequence[Point]]) -> None:
     """One line a task, both axes logarithmic."""
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()

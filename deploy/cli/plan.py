@@ -44,7 +44,7 @@ def plan(
     depth: Annotated[int | None, typer.Option(help="Only the layers up to this one.")] = None,
     stages: Annotated[int, typer.Option(help="Machines that share the layers, one after another.")] = 1,
     check: Annotated[
-        Path | None, typer.Option(help="Try this plan, as it is or edited, instead of looking for one.")
+        Path | None, typer.Option(help="Try this plan on its own job, as it is or edited, instead of looking for one.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Save the plan.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw a decode sweep's timeline: a .png, .svg or .pdf.")] = None,
@@ -62,16 +62,19 @@ def plan(
 
         helios plan ./opt-30b --hardware t4 --check plan.yaml
     """
+    from engine.planner.job import Job
     from engine.planner.plan import Plan
     from engine.planner.planner import check_plan, make_plan
 
     from ..models.cli import progress
     from .planning import task_of
 
+    given = None if check is None else Plan.load(check)
+    job = Job(prompt_len, gen_len, sequences) if given is None else given.job
     task = task_of(
         model,
         hardware,
-        (prompt_len, gen_len, sequences),
+        job,
         (budget, host_budget, disk_budget, latency_limit),
         dtype=dtype,
         bits=None if quantize is None else int(quantize),
@@ -79,8 +82,8 @@ def plan(
         depth=depth,
         stages=stages,
     )
-    if check is not None:
-        made = check_plan(Plan.load(check), task)
+    if given is not None:
+        made = check_plan(given, task)
     else:
         with progress() as report:
             made = make_plan(task, lambda done, total: report("trying plans", done, total))

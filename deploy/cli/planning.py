@@ -22,7 +22,7 @@ _PREFERRED = ("bfloat16", "float16", "float32")
 def task_of(
     model: str,
     hardware: str | None,
-    job: tuple[int, int, int],
+    job: Job,
     limits: tuple[str | None, str | None, str | None, float | None],
     *,
     dtype: str | None,
@@ -31,7 +31,7 @@ def task_of(
     depth: int | None,
     stages: int,
 ) -> Task:
-    """A task from a command's options: (prompt_len, gen_len, sequences) and (device, host, disk, latency) limits.
+    """A task from a command's options; ``limits`` are of device, host, disk and latency.
 
     Raises ConfigError naming the option, and what the model's config raises.
     """
@@ -57,7 +57,7 @@ def task_of(
         model=model,
         spec=spec,
         hardware=machine,
-        job=Job(*job).validate(spec),
+        job=job.validate(spec),
         dtype=_dtype(dtype, machine),
         quantisation=quantisation,
         memory_bytes=memory,

@@ -1,6 +1,6 @@
 """The search for a plan: options one by one, a placement for each, and the best of them carried out in simulation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..budget import SLOTS, Terms
@@ -20,8 +20,12 @@ from .task import Task
 
 BLOCKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sizes of blocks that are tried."""
-PREFILL_ROWS = (512, 2048, 8192, 32768, 131072)
+PREFILL_ROWS = (512, 4096, 131072)
 """Prompt rows of a sweep that are tried: more of them read the weights less often and take more memory."""
+COARSE = 3
+"""At first one block size of so many is tried, then those around the best."""
+PROMISING = 2
+"""Block sizes whose neighbourhood is searched."""
 FINALISTS = 5
 """The plans that are carried out in simulation."""
 ALIKE = 2
@@ -69,26 +73,33 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     """
     task.validate()
     model = CostModel(Sizes(task.stage, task.dtype, task.quantisation), task.hardware, task.job)
-    options = list(_options(task))
-    found: list[Candidate] = []
-    for done, option in enumerate(options):
-        found += _candidates(task, model, option)
-        if progress:
-            progress(done + 1, len(options) + FINALISTS)
-    found.sort(key=lambda candidate: candidate.second_per_sequence)
+    solved: dict[Option, Candidate | None] = {}
+
+    def solve(options: Iterable[Option]) -> list[Candidate]:
+        for option in options:
+            if option not in solved:
+                solved[option] = _candidate(task, model, option)
+                if progress:
+                    progress(len(solved), len(solved) + FINALISTS)
+        return sorted((one for one in solved.values() if one), key=lambda one: one.second_per_sequence)
+
+    blocks = [n for n in BLOCKS if n < task.job.n_sequences] + [min(task.job.n_sequences, BLOCKS[-1])]
+    found = solve(_coarse(task, blocks))
+    found = solve(_fine(task, blocks, [one.option.block for one in found[:PROMISING]] or blocks[:PROMISING]))
+    found = solve(_staggered(task, found[:PROMISING]))
     tried: list[Tried] = []
     for config in _by_promise(found):
-        if len(tried) == FINALISTS:
+        if len(tried) == FINALISTS or (tried and tried[0].simulation.sampled):  # which takes seconds
             break
         tried += _try(task, config)
         if progress:
-            progress(len(options) + len(tried), len(options) + FINALISTS)
+            progress(len(solved) + len(tried), len(solved) + FINALISTS)
     for config in _simplest(task, {one.config.max_sequences for one in tried} or {1}):
         tried += _try(task, config)
     if not tried:
         raise _nothing_fits(task, model)
     tried.sort(key=lambda one: -task.throughput(one.simulation))
-    return Found(tuple(tried), len(options))
+    return Found(tuple(tried), len(solved))
 
 
 def _try(task: Task, config: EngineConfig) -> list[Tried]:
@@ -107,24 +118,33 @@ def _block(task: Task, config: EngineConfig) -> Job:
     return replace(task.job, n_sequences=min(n_sequences, max(task.job.n_sequences, config.max_sequences)))
 
 
-def _options(task: Task) -> Iterator[Option]:
-    job, separate = task.job, task.hardware.separate
-    blocks = [n for n in BLOCKS if n < job.n_sequences] + [min(job.n_sequences, BLOCKS[-1])]
-    for block in blocks:
-        rows = block * job.prompt_len
-        for prefill_rows in [n for n in PREFILL_ROWS if n < rows] + [min(rows, PREFILL_ROWS[-1])]:
-            for delegate in (True, False) if separate else (True,):
+def _coarse(task: Task, blocks: Sequence[int]) -> Iterator[Option]:
+    """Blocks far apart, each with as many prompt rows in a sweep as may be."""
+    for block in {*blocks[::COARSE], blocks[-1]}:
+        yield _option(task, block, PREFILL_ROWS[-1])
+
+
+def _fine(task: Task, blocks: Sequence[int], best: Sequence[int]) -> Iterator[Option]:
+    """Blocks of about the best sizes, in every way but one after another."""
+    near = {at + step for block in best for at in [blocks.index(block)] for step in range(1 - COARSE, COARSE)}
+    for at in sorted(near & set(range(len(blocks)))):
+        for prefill_rows in PREFILL_ROWS:
+            for delegate in (True, False) if task.hardware.separate else (True,):
                 for kv_int4 in (False, True) if task.kv_int4 else (False,):
-                    for schedule in ("continuous", "diagonal") if job.n_sequences >= 2 * block > 2 else ("continuous",):
-                        yield Option(
-                            block=block,
-                            prefill_rows=prefill_rows,
-                            schedule="diagonal" if schedule == "diagonal" else "continuous",
-                            delegate=delegate,
-                            kv_int4=kv_int4,
-                            activations=_activations(task, prefill_rows + block),
-                            read_ahead=task.read_ahead,
-                        )
+                    yield _option(task, blocks[at], prefill_rows, delegate, kv_int4)
+
+
+def _staggered(task: Task, best: Sequence[Candidate]) -> Iterator[Option]:
+    """The best ones as diagonal blocks, where there are sequences for more than one block."""
+    for candidate in best:
+        if task.job.n_sequences >= 2 * candidate.option.block > 2:
+            yield replace(candidate.option, schedule="diagonal")
+
+
+def _option(task: Task, block: int, prefill_rows: int, delegate: bool = True, kv_int4: bool = False) -> Option:
+    rows = min(prefill_rows, block * task.job.prompt_len)
+    activations = _activations(task, rows + block)
+    return Option(block, rows, "continuous", delegate, kv_int4, activations, task.read_ahead)
 
 
 def _activations(task: Task, rows: int) -> TierName:
@@ -155,7 +175,7 @@ def _config(task: Task, option: Option) -> EngineConfig:
     return replace(config, activation_rows=0, activation_disk_rows=rows)
 
 
-def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]:
+def _candidate(task: Task, model: CostModel, option: Option) -> Candidate | None:
     """The best placement under an option, if there is one."""
     config, spec = _config(task, option), task.stage
     device = SimulatedDevice.of(task.hardware, task.dtype, option.kv_int4)
@@ -187,8 +207,8 @@ def _candidates(task: Task, model: CostModel, option: Option) -> list[Candidate]
     )
     counts = place(shape, model.costs(option), room, option.read_ahead, task.latency_limit_s)
     if counts is None:
-        return []
-    return [Candidate(option, _placed(task, config, option, counts, kv_blocks), counts)]
+        return None
+    return Candidate(option, _placed(task, config, option, counts, kv_blocks), counts)
 
 
 def _host_buffers(task: Task, config: EngineConfig, scratch: int, slots: int) -> int:

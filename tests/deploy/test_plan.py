@@ -83,7 +83,7 @@ def test_an_edited_plan_is_tried_again_and_refused_with_the_term(tiny: Path, mac
         (("--hardware", "pdp-11"), "pdp-11"),
         (("--budget", "lots"), "'lots' is not a size"),
         (("--budget", "900GiB"), "the device of 'laptop' has"),
-        (("--budget", "1MB"), "no plan fits"),
+        (("--budget", "100KB"), "no plan fits"),
         (("--prompt-len", "0"), "prompt_len is 0"),
         (("--prompt-len", "100000"), "at most"),
         (("--depth", "9"), "layers 1 to 3"),
@@ -92,7 +92,7 @@ def test_an_edited_plan_is_tried_again_and_refused_with_the_term(tiny: Path, mac
     ],
 )
 def test_what_makes_no_sense_is_refused(tiny: Path, machine: Path, args: tuple[str, str], words: str) -> None:
-    result = helios("plan", tiny, "--hardware", machine, "--gen-len", "8", "--sequences", "4", *args)
+    result = helios("plan", tiny, "--hardware", machine, "--prompt-len", "40", "--sequences", "4", *args)
     assert result.exit_code == 1, result.output
     assert words in result.output
 

@@ -22,7 +22,7 @@ from .run import Simulation, build_simulated, simulate
 
 EVENTS = 20_000
 """Visits of a cohort to a layer up to which a job is simulated as it is: a second or two."""
-DEPTHS = (6, 12)
+DEPTHS = (4, 8)
 """Layers that are simulated in place of all."""
 SWEEPS = 2
 """Decode sweeps that are simulated in place of all."""
