@@ -1,10 +1,10 @@
 """Virtual time: one thread that computes or waits, and links that carry one transfer after another beside it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
-class Busy(NamedTuple):
+@dataclass(slots=True)
+class Busy:
     """A resource did something from one second to another."""
 
     resource: str
@@ -58,7 +58,7 @@ class Clock:
     def _note(self, busy: Busy) -> None:
         last = self.timeline[-1] if self.timeline else None
         if last and last.resource == busy.resource and last.what == busy.what and last.end_s >= busy.start_s:
-            self.timeline[-1] = last._replace(end_s=max(last.end_s, busy.end_s))
+            last.end_s = max(last.end_s, busy.end_s)
         else:
             self.timeline.append(busy)
 

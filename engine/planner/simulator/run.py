@@ -25,6 +25,7 @@ from ..job import Job
 from .checkpoint import SimulatedIndex
 from .clock import Busy
 from .device import META, SimulatedDevice
+from .shortcuts import Shortcuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def simulate(
     try:
         model = CostModel(Sizes(spec, dtype, quantisation), hardware, job)
         on_disk = parts.weights.embedding.on_disk
-        return _run(parts, device, job, model.lookups_s(1) if on_disk else 0.0)
+        with Shortcuts():
+            return _run(parts, device, job, model.lookups_s(1) if on_disk else 0.0)
     finally:
         parts.close()
 
@@ -141,7 +143,7 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Si
             "their KV; raise kv_tokens, kv_host_tokens or kv_disk_tokens"
         )
     shifted = tuple(
-        busy._replace(start_s=max(0.0, busy.start_s - begun_s), end_s=busy.end_s - begun_s)
+        Busy(busy.resource, max(0.0, busy.start_s - begun_s), busy.end_s - begun_s, busy.what)
         for busy in clock.timeline[loaded:]
     )
     memory = {name: tier.by_use() for name, tier in parts.tiers.items()}
