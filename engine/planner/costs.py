@@ -198,22 +198,21 @@ class CostModel:
     def _layer_s(self, processor: Processor, rows: int) -> float:
         """A layer without its attention, for so many rows."""
         spec = self.sizes.spec
-        kind = self._kind(rows)
-        products = 2 * rows * self._layer_elements / processor.products[kind](rows)
+        products = 4 * processor.product_s(self._kind(rows), rows, self._layer_elements // 4)
         widths = 2 * (spec.q_size + spec.kv_size) + 4 * spec.hidden_size + (3 if spec.gated_mlp else 2) * spec.mlp_size
         small = 2 * rows * widths * self.sizes.dtype.itemsize / processor.memory_bytes_s
         return products + small + processor.layer_s * max(1, -(-rows // TILE_ROWS))
 
     def _as_read_s(self, rows: int) -> float:
         """Seconds that a byte of weights takes more in products when it is not in the fastest layout."""
-        processor, itemsize = self.hardware.device, self.sizes.dtype.itemsize
-        rate = processor.products[self._kind(rows)](rows)
-        return 2 * rows / itemsize / rate * (1 / processor.as_read(rows) - 1)
+        processor, elements, kind = self.hardware.device, self._layer_elements // 4, self._kind(rows)
+        more = processor.product_s(kind, rows, elements, kept=False) - processor.product_s(kind, rows, elements)
+        return more / (elements * self.sizes.dtype.itemsize)
 
     def _head_s(self, processor: Processor, rows: int) -> float:
         spec = self.sizes.spec
         dtype = str(self.sizes.dtype).removeprefix("torch.")
-        return 2 * rows * spec.vocab_size * spec.hidden_size / processor.products[dtype](rows)
+        return processor.product_s(dtype, rows, spec.vocab_size * spec.hidden_size)
 
     def _attention_s(self, processor: Processor, option: Option, positions: int) -> float:
         """Of one sequence of a block in one sweep, all layers."""

@@ -18,6 +18,9 @@ from ..errors import ConfigError
 BUILT_IN = Path(__file__).with_name("hardware")
 PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
 """Kinds of weights that products are known for; the packed ones multiply 16-bit activations without expanding."""
+PACKED = ("int4", "int8")
+SMALL, LARGE = 900_000, 12_000_000
+"""Elements of a matrix of a model of 100 million weights, and of one of 1 billion and more."""
 RATES = ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
 """Figures of a processor that are single numbers."""
 REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s")
@@ -67,6 +70,17 @@ class Processor:
     """Of that, for each sequence in the sweep."""
     as_read: Curve = SAME
     """Rate of products by weights as they lie in the checkpoint to that by weights that are kept, by rows."""
+    small: Curve = SAME
+    """Rate of products by matrices of SMALL elements to that by matrices of LARGE ones, by rows."""
+
+    def product_s(self, kind: str, rows: int, elements: int, kept: bool = True) -> float:
+        """Seconds of a product with a matrix of so many elements; ``kept`` is in the layout that is fastest for it."""
+        rate = self.products[kind](rows)
+        if kind not in PACKED and not kept:
+            rate *= self.as_read(rows)
+        share = math.log(LARGE / max(elements, 1)) / math.log(LARGE / SMALL)
+        rate *= math.pow(self.small(rows), min(1.0, max(0.0, share)))
+        return 2 * rows * elements / rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +269,7 @@ def _processor(given: _Given) -> Processor:
         sweep_s=given.number("sweep_s", 0.0),
         row_s=given.number("row_s", 0.0),
         as_read=given.curve("as_read") if given.has("as_read") else SAME,
+        small=given.curve("small") if given.has("small") else SAME,
     )
     given.refuse_others()
     return made
@@ -263,16 +278,18 @@ def _processor(given: _Given) -> Processor:
 def _figures(path: str, processor: Processor) -> dict[str, float | Curve]:
     found: dict[str, float | Curve] = {f"{path}.products.{kind}": curve for kind, curve in processor.products.items()}
     found[f"{path}.decode_attention"] = processor.decode_attention
-    if processor.as_read != SAME:
-        found[f"{path}.as_read"] = processor.as_read
+    for name in ("as_read", "small"):
+        if getattr(processor, name) != SAME:
+            found[f"{path}.{name}"] = getattr(processor, name)
     return found | {f"{path}.{name}": getattr(processor, name) for name in RATES}
 
 
 def _processor_dict(processor: Processor) -> dict[str, Any]:
     content: dict[str, Any] = {"products": {kind: _curve_dict(curve) for kind, curve in processor.products.items()}}
     content["decode_attention"] = _curve_dict(processor.decode_attention)
-    if processor.as_read != SAME:
-        content["as_read"] = _curve_dict(processor.as_read)
+    for name in ("as_read", "small"):
+        if getattr(processor, name) != SAME:
+            content[name] = _curve_dict(getattr(processor, name))
     for name in RATES:
         content[name] = getattr(processor, name)
     return content

@@ -10,14 +10,14 @@ import torch
 
 from ...config import EngineConfig
 from ...device import Device, open_device
-from ..hardware import Curve, Hardware, Processor
+from ..hardware import SAME, Curve, Hardware, Processor
 from .activations import memory_rate
 from .attention import attention_rates
 from .disk import measure_disk
 from .identity import default_offload_dir, identity
 from .links import link_rates
 from .overhead import measure_overhead
-from .products import INT4, INT8, as_read_ratio, expansion_rate, packed_rates, product_rates
+from .products import INT4, INT8, as_read_ratio, expansion_rate, packed_rates, product_rates, small_ratio
 from .store import machine_name
 from .timing import FULL, QUICK, Effort, Progress
 
@@ -111,6 +111,7 @@ def measure_processor(
     overhead = step(f"{where}overhead", partial(measure_overhead, config, device, effort))
     return Processor(
         products=products,
+        small=step(f"{where}small products", partial(small_ratio, device, effort)) if not where else SAME,
         as_read=step(f"{where}products as read", partial(as_read_ratio, device, effort)),
         decode_attention=decode,
         chunk_attention=chunks,

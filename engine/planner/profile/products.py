@@ -51,6 +51,8 @@ class Load:
 
 
 CORES = Load(((2048, 2048), (8192, 2048), (2048, 8192)), 2**28, 2.0**34)
+SMALL_CORES = Load(((576, 576), (1024, 576), (3072, 576), (576, 1536)), 2**28, 2.0**32)
+"""Of hardware.SMALL elements on average, as in a model of 100 million weights, where a product's start counts."""
 GPU = Load(((4096, 4096), (28672, 4096), (4096, 14336)), 2**31, math.inf)
 """Larger, so that starting a kernel takes less time than it runs."""
 
@@ -65,9 +67,15 @@ def as_read_ratio(device: Device, effort: Effort) -> Curve:
     return Curve(tuple((rows, read(rows) / rate) for rows, rate in kept.points))
 
 
-def product_rates(device: Device, effort: Effort, keep: bool = True) -> Curve:
+def small_ratio(device: Device, effort: Effort) -> Curve:
+    """By rows, the rate of products by small matrices to that by the usual ones."""
+    usual, small = product_rates(device, effort), product_rates(device, effort, load=SMALL_CORES)
+    return Curve(tuple((rows, small(rows) / rate) for rows, rate in usual.points))
+
+
+def product_rates(device: Device, effort: Effort, keep: bool = True, load: Load | None = None) -> Curve:
     """FLOP/s by rows, of plain weights in the device's dtype: as a weight store keeps them, or as they were read."""
-    load = load_of(device)
+    load = load or load_of(device)
     drawn = [_matrix(shape, device) for shape in load.shapes]
     copy = device.keep_matrix if keep else Tensor.clone
     sets = [[copy(matrix) for matrix in drawn] for _ in range(load.sets(device.dtype.itemsize, device))]

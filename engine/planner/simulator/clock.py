@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ...storage.direct import PIECE_BYTES
+
 
 @dataclass(slots=True)
 class Busy:
@@ -66,11 +68,22 @@ class Clock:
 class Link:
     """A disk or a bus: one transfer at a time, first come first served."""
 
-    def __init__(self, clock: Clock, name: str, read: float, write: float | None = None, cpu_s: float = 0.0) -> None:
-        """``read`` and ``write`` are bytes a second, ``cpu_s`` the processor's seconds for a byte read."""
+    def __init__(
+        self,
+        clock: Clock,
+        name: str,
+        read: float,
+        write: float | None = None,
+        *,
+        cpu_s: float = 0.0,
+        latency_s: float = 0.0,
+    ) -> None:
+        """``read`` and ``write`` are bytes a second in pieces of PIECE_BYTES, ``cpu_s`` the processor's seconds for a
+        byte read, ``latency_s`` what the smallest transfer takes."""
         self._clock, self._name = clock, name
         self._rates = (read, read if write is None else write)
         self._share = read * cpu_s
+        self._latency_s = latency_s
         self.free_s = 0.0
         self.bytes = 0
 
@@ -80,7 +93,8 @@ class Link:
         if n_bytes == 0:
             return start_s
         begin = max(start_s, self.free_s)
-        self.free_s = begin + n_bytes / rate
+        waits_s = self._latency_s * max(0.0, 1 - n_bytes / PIECE_BYTES)
+        self.free_s = begin + waits_s + n_bytes / rate
         self.bytes += n_bytes
         self._clock.carried(Busy(f"{self._name} {'write' if store else 'read'}", begin, self.free_s, what))
         if self._share and not store:

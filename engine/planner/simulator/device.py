@@ -12,6 +12,7 @@ from ...device.cpu import LIBRARY_BYTES as CPU_LIBRARY_BYTES
 from ...device.cuda import LIBRARY_BYTES as CUDA_LIBRARY_BYTES
 from ...quant.expand import Workspace
 from ...quant.matrix import Int8Matrix, PackedMatrix, QuantisedMatrix, StoredMatrix
+from ...storage.transfer import WORKERS
 from ...weights import Matrix
 from ..hardware import Hardware, Processor
 from .clock import Clock, Link
@@ -77,7 +78,14 @@ class SimulatedDevice(Device):
         """The device of a machine, at second 0."""
         clock = Clock()
         copy = Link(clock, "host memory", (hardware.host or hardware.device).memory_bytes_s / 2)
-        disk = Link(clock, "disk", hardware.disk_read or 1.0, hardware.disk_write or 1.0, hardware.read_cpu_s)
+        disk = Link(
+            clock,
+            "disk",
+            hardware.disk_read or 1.0,
+            hardware.disk_write or 1.0,
+            cpu_s=hardware.read_cpu_s,
+            latency_s=hardware.disk_latency_s / WORKERS,
+        )
         to_device = Link(clock, "to device", hardware.to_device) if hardware.separate else copy
         to_host = Link(clock, "to host", hardware.to_host) if hardware.separate else copy
         links = Links(disk, copy, to_device, to_host)
@@ -106,10 +114,8 @@ class SimulatedDevice(Device):
         kind = str(self.dtype).removeprefix("torch.")
         if isinstance(weight, PackedMatrix):
             kind = "int8" if isinstance(weight, Int8Matrix) else "int4"
-        rate = self._processor.products[kind](count)
-        if kind not in ("int4", "int8") and id(weight) not in self._kept:
-            rate *= self._processor.as_read(count)
-        self._compute(2 * count * out * inner / rate, "products")
+        seconds = self._processor.product_s(kind, count, out * inner, id(weight) in self._kept)
+        self._compute(seconds, "products")
         small = 2 * count * (out + inner) * self.dtype.itemsize / self._processor.memory_bytes_s
         self._compute(small + self._processor.layer_s / LINEARS, "small operations")
         return rows.new_empty(count, out)

@@ -1,14 +1,19 @@
 """Plans as files: read back as they were, refused where they say nonsense."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.planner.job import Job
 from engine.planner.plan import Plan
+from engine.planner.profile.store import profile_path
+
+from .machines import laptop
 
 CONFIG = EngineConfig(
     model="m",
@@ -62,3 +67,20 @@ def test_files_that_are_something_else(tmp_path: Path, content: str) -> None:
         Plan.load(tmp_path / "plan.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         Plan.load(tmp_path / "none.yaml")
+
+
+def test_an_engine_that_is_to_plan_needs_a_measured_machine(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELIOS_HOME", str(tmp_path))
+    model = str(tiny_model("llama"))
+    with pytest.raises(ConfigError, match="run `helios profile` first"):
+        Engine.load(EngineConfig(model=model, plan="auto"))
+    laptop().save(profile_path())
+    engine = Engine.load(EngineConfig(model=model, plan="auto", memory_bytes=20_000_000, max_sequences=4, context=64))
+    try:
+        assert engine.config.weights is not None
+        assert engine.config.max_sequences <= 4
+        assert engine.context == 64
+    finally:
+        engine.close()

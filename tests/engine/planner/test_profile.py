@@ -54,6 +54,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "disk_latency_s": (1e-7, 0.1),
     "read_cpu_s": (1e-13, 1e-7),
     "device.as_read": (0.01, 10.0),
+    "device.small": (0.01, 10.0),
     "device.decode_attention": (1e7, 1e13),
     "device.chunk_attention": (1e8, 1e15),
     "device.memory_bytes_s": (1e8, 1e14),
