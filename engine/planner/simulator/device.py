@@ -89,7 +89,7 @@ class SimulatedDevice(Device):
         to_device = Link(clock, "to device", hardware.to_device) if hardware.separate else copy
         to_host = Link(clock, "to host", hardware.to_host) if hardware.separate else copy
         links = Links(disk, copy, to_device, to_host)
-        storage = SimulatedStorage(clock, links, hardware.disk_bytes)
+        storage = SimulatedStorage(clock, links, hardware.disk_bytes, hardware.disk_latency_s)
         host = None
         if hardware.host is not None:
             host = cls(hardware.host, dtype, clock, links, storage, hardware.host_bytes, kv_int4=kv_int4)

@@ -58,10 +58,12 @@ class _Transfer:
 class SimulatedWorkers:
     """Transfers begin when they are asked for and end when their links have carried them."""
 
-    def __init__(self, clock: Clock, links: Links) -> None:
-        self._clock, self._links = clock, links
+    def __init__(self, clock: Clock, links: Links, handover_s: float) -> None:
+        """``handover_s`` is what a piece takes the computing thread."""
+        self._clock, self._links, self._handover_s = clock, links, handover_s
 
     def begin(self, slot: Slot, recipe: Recipe, store: bool) -> Transfer:
+        self._clock.spend(len(recipe.pieces) * self._handover_s, "device", "handing over")
         at_s, crosses = self._clock.now_s, slot.content is not slot.host
         if store and crosses:
             at_s = self._links.to_host.carry(recipe.n_bytes, at_s, "store")
@@ -80,8 +82,10 @@ class SimulatedWorkers:
 class SimulatedStorage(Storage):
     """Of a simulated machine."""
 
-    def __init__(self, clock: Clock, links: Links, disk_bytes: int) -> None:
-        self._clock, self._links, self._disk_bytes = clock, links, disk_bytes
+    def __init__(self, clock: Clock, links: Links, disk_bytes: int, latency_s: float) -> None:
+        """``latency_s`` of the smallest read is also what handing a piece to a thread takes, for want of a better
+        figure: both are a few switches between threads."""
+        self._clock, self._links, self._disk_bytes, self._latency_s = clock, links, disk_bytes, latency_s
 
     def source(self, path: Path) -> SourceFile:
         return cast(SourceFile, SimulatedPlace(self._links.disk, path))
@@ -93,7 +97,7 @@ class SimulatedStorage(Storage):
         return cast(Spill, SimulatedPlace(self._links.copy))
 
     def workers(self, count: int = WORKERS) -> Workers:
-        return SimulatedWorkers(self._clock, self._links)
+        return SimulatedWorkers(self._clock, self._links, self._latency_s)
 
     def free_bytes(self, directory: Path) -> int:
         return self._disk_bytes
