@@ -61,7 +61,7 @@ def profile(
             device or "auto",
             offload_dir=offload_dir,
             quick=quick,
-            progress=lambda step, done, total: report(f"measuring {step}", done, total),
+            progress=lambda step, done, total: report(f"measuring {step}" if total else step, done, total),
         )
     measured.save(path)
     _say(measured, path, None, as_json)

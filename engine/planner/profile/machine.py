@@ -18,12 +18,13 @@ from .identity import default_offload_dir, identity
 from .links import link_rates
 from .overhead import measure_overhead
 from .products import INT4, INT8, as_read_ratio, expansion_rate, packed_rates, product_rates, small_ratio
+from .quiet import QUIET_CORES, others_busy
 from .store import machine_name
 from .timing import FULL, QUICK, Effort, Progress
 
 Result = TypeVar("Result")
 MEASURED = "measured"
-BUFFERED = "measured through the page cache: this file system has no direct I/O"
+BUFFERED = "through the page cache: this file system has no direct I/O"
 DISK_FIGURES = ("disk_read", "disk_write", "disk_latency_s", "read_cpu_s")
 
 
@@ -38,9 +39,9 @@ def profile_machine(
 ) -> Hardware:
     """Measure this machine as an engine with these settings will use it, in about a minute; ``quick`` in ten seconds.
 
-    Nothing else should run meanwhile. ``device``, ``dtype``, ``threads`` and ``offload_dir`` are as in EngineConfig.
-    Raises ConfigError for what they may not be, for a device that is not there and for a disk without room,
-    HeliosError if ``offload_dir`` cannot be written to.
+    Nothing else should run meanwhile; if it does, ``progress`` and ``sources`` say so. ``device``, ``dtype``,
+    ``threads`` and ``offload_dir`` are as in EngineConfig. Raises ConfigError for what they may not be, for a device
+    that is not there and for a disk without room, HeliosError if ``offload_dir`` cannot be written to.
     """
     config = EngineConfig(model="", device=device, dtype=dtype, threads=threads).validate()
     effort = QUICK if quick else FULL
@@ -48,6 +49,9 @@ def profile_machine(
     known = identity(device, directory)
     opened = open_device(config)
     step = Steps(progress)
+    busy = others_busy()
+    if busy > QUIET_CORES:
+        step.notice(f"other processes keep {busy:.1f} cores busy: what is measured will be too slow")
     disk = step("disk", partial(measure_disk, directory, effort.disk_bytes, effort.rounds, opened))
     dtypes = dict.fromkeys((*opened.fast_dtypes, opened.dtype))
     measured = Hardware(
@@ -72,9 +76,11 @@ def profile_machine(
             to_device=to_device,
             to_host=to_host,
         )
-    sources = dict.fromkeys(measured.figures(), MEASURED)
+    busy = max(busy, others_busy())
+    how = MEASURED if busy <= QUIET_CORES else f"{MEASURED} while other processes kept {busy:.1f} cores busy"
+    sources = dict.fromkeys(measured.figures(), how)
     if not disk.direct:
-        sources |= dict.fromkeys(DISK_FIGURES, BUFFERED)
+        sources |= dict.fromkeys(DISK_FIGURES, f"{how}, {BUFFERED}")
     return replace(measured, sources=sources)
 
 
@@ -83,6 +89,9 @@ class Steps:
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress or (lambda _name, _done, _total: None)
+
+    def notice(self, text: str) -> None:
+        self._progress(text, 0, 0)
 
     def __call__(self, name: str, measure: Callable[[], Result]) -> Result:
         self._progress(name, 0, 1)

@@ -12,7 +12,7 @@ from ...device import Device
 
 Key = TypeVar("Key", bound=Hashable)
 Progress = Callable[[str, int, int], None]
-"""Told of a step's name, of what is done of it, and of all there is to do."""
+"""Told of a step's name, of what is done of it, and of all there is to do; 0 in all is a notice."""
 Run = Callable[[], float]
 """Does something once and returns the seconds of it that count."""
 IN_A_ROW = 2
@@ -35,7 +35,7 @@ class Effort:
 
 
 FULL = Effort(
-    seconds=3.0,
+    seconds=4.0,
     rounds=3,
     rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     kv_bytes=(2**18, 2**19, 2**21, 2**23, 2**25),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from engine.device import CpuDevice, Device
+from engine.device import CpuDevice, Device, usable_cores
 from engine.errors import ConfigError
 from engine.memory import total_bytes
 from engine.planner.hardware import Curve, Hardware, Processor
@@ -20,6 +20,7 @@ from engine.planner.profile import disk, machine, products
 from engine.planner.profile.disk import Disk, measure_disk
 from engine.planner.profile.identity import identity, why_stale
 from engine.planner.profile.machine import profile_machine
+from engine.planner.profile.quiet import others_busy
 from engine.planner.profile.store import machine_name, profile_path, stored_profile
 from engine.planner.profile.timing import IN_A_ROW, QUICK, Effort, best_seconds
 from engine.quant.matrix import KERNEL_ROWS
@@ -92,8 +93,8 @@ def test_more_rows_use_a_weight_more_often(profiled: Profiled) -> None:
 
 
 def test_every_step_is_told_of(profiled: Profiled) -> None:
-    begun = [name for name, done, _ in profiled.reports if done == 0]
-    assert begun == [name for name, done, total in profiled.reports if done == total]
+    begun = [name for name, done, total in profiled.reports if done < total]
+    assert begun == [name for name, done, total in profiled.reports if done == total > 0]
     assert begun[0] == "disk", "what may be refused comes first"
     assert len(set(begun)) == len(begun)
 
@@ -148,6 +149,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100 * MIB))
+    monkeypatch.setattr(machine, "others_busy", lambda: 0.0)
     reports: list[tuple[str, int, int]] = []
     with pytest.raises(ConfigError, match=r"a file of 256.00 MiB and .*offload has 100.00 MiB left; free space"):
         profile_machine("cpu", offload_dir=tmp_path / "offload", quick=True, progress=lambda *r: reports.append(r))
@@ -205,6 +207,10 @@ def test_runs_take_turns_and_the_best_counts() -> None:
     assert "".join(calls) == ("a" * IN_A_ROW + "b" * IN_A_ROW) * effort.rounds
 
 
+def test_others_keep_no_more_cores_busy_than_there_are() -> None:
+    assert 0 <= others_busy() <= usable_cores()
+
+
 class Accelerator(CpuDevice):
     """A device beside a host, both of which are this machine's cores."""
 
@@ -229,12 +235,16 @@ def test_beside_a_gpu_the_host_and_the_link_are_measured_too(tmp_path: Path, mon
     monkeypatch.setattr(machine, "open_device", lambda config: accelerator)
     monkeypatch.setattr(machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False, latency_s=1e-4))
     monkeypatch.setattr(machine, "measure_processor", measure)
-    hardware = profile_machine("auto", offload_dir=tmp_path, quick=True)
+    monkeypatch.setattr(machine, "others_busy", lambda: 1.5)
+    reports: list[tuple[str, int, int]] = []
+    hardware = profile_machine("auto", offload_dir=tmp_path, quick=True, progress=lambda *r: reports.append(r))
     assert asked == [("auto", accelerator), ("cpu", accelerator.host)]
     assert hardware.separate
     assert hardware.to_device > 0
     assert hardware.to_host > 0
     assert hardware.host_bytes == total_bytes()
     assert set(hardware.sources) == set(hardware.figures())
+    assert hardware.sources["host.layer_s"] == "measured while other processes kept 1.5 cores busy"
     assert "page cache" in hardware.sources["disk_read"]
+    assert reports[0] == ("other processes keep 1.5 cores busy: what is measured will be too slow", 0, 0)
     assert Hardware.from_dict(hardware.to_dict(), "profile") == hardware
