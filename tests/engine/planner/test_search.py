@@ -68,7 +68,7 @@ def test_a_latency_limit_makes_the_blocks_smaller() -> None:
     limited = make_plan(replace(given, latency_limit_s=limit_s))
     assert limited.prediction is not None
     assert limited.prediction.latency_s <= limit_s
-    assert limited.settings["max_sequences"] < free.settings["max_sequences"]
+    assert limited.config().max_sequences < free.config().max_sequences
     with pytest.raises(ConfigError, match="latency_limit"):
         make_plan(replace(given, latency_limit_s=1e-9))
 
