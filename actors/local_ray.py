@@ -25,6 +25,7 @@ import ray
 
 from engine.checkpoint.store import make_home
 from engine.errors import ConfigError
+from engine.files import write_whole
 
 from .signals import interrupts_later
 
@@ -194,9 +195,7 @@ def _recorded() -> LocalRay | None:
 
 
 def _write(cluster: LocalRay) -> None:
-    temporary = _record().with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(cluster)), encoding="utf-8")
-    temporary.replace(_record())
+    write_whole(_record(), json.dumps(asdict(cluster)), "set HELIOS_HOME to a directory of yours")
 
 
 def _remove_recorded() -> bool:

@@ -1,7 +1,6 @@
 """What ``helios serve`` leaves for the other commands: where the app listens, and whether it started Ray for it."""
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 from actors.config import AppConfig
 from engine.checkpoint.store import home
 from engine.errors import ConfigError
+from engine.files import write_whole
 
 DEFAULT_APP: str = AppConfig.model_fields["app"].default
 
@@ -50,16 +50,7 @@ def record_path(app: str) -> Path:
 
 def write_record(record: Running) -> None:
     """Whole or not at all. Raises ConfigError if the state directory cannot be written."""
-    path = record_path(record.app)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(asdict(record)), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; set HELIOS_HOME to a directory of yours"
-        ) from None
+    write_whole(record_path(record.app), json.dumps(asdict(record)), "set HELIOS_HOME to a directory of yours")
 
 
 def read_record(app: str) -> Running | None:

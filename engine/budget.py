@@ -259,9 +259,9 @@ def activation_rows(config: EngineConfig) -> tuple[int, int, int]:
     """
     most = config.prefill_rows + config.max_sequences
     host, disk = config.activation_host_rows, config.activation_disk_rows
-    if config.activation_rows is None:
+    if config.activation_rows is None or config.activation_rows >= most:
         return most, 0, 0
-    device = min(config.activation_rows, most)
+    device = config.activation_rows
     tile = min(config.tile_rows, most)
     whole = sum(rows // tile * tile for rows in (device, host, disk))
     if whole < most:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from .kv import BLOCK, BlockPool, KVLayout, blocks_for
 from .storage.direct import PIECE_BYTES, Bounce
 from .storage.ring import Ring
 from .storage.spill import BlockPiece, Spill
-from .storage.transfer import Recipe
+from .storage.transfer import Recipe, WrappedPiece
 from .tiers import Tier
 
 
@@ -165,19 +165,11 @@ class StagedKV:
         return Recipe(moves.n_blocks * size, pieces)
 
 
-class _Blamed(NamedTuple):
+@dataclass(slots=True)
+class _Blamed(WrappedPiece):
     """A piece whose failure harms the sequences with these blocks, and no others."""
 
-    piece: BlockPiece
     blocks: list[list[int]]
-
-    @property
-    def place(self) -> Spill:
-        return self.piece.place
-
-    @property
-    def n_bytes(self) -> int:
-        return self.piece.n_bytes
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
         try:

@@ -84,6 +84,10 @@ class ModelSpec:
         """Elements of K and V that one position takes in one layer."""
         return 2 * self.kv_size
 
+    def cut(self, n_layers: int) -> "ModelSpec":
+        """Only the first layers of it."""
+        return replace(self, n_layers=n_layers, windows=self.windows[:n_layers])
+
     @classmethod
     def from_directory(cls, directory: Path) -> "ModelSpec":
         """Read ``config.json`` (and the end-of-sequence ids of ``generation_config.json``) of a model directory.

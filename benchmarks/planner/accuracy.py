@@ -17,6 +17,7 @@ from engine.planner.job import Job
 from engine.planner.simulator.run import Simulation, simulate
 from engine.quant.format import Quantisation
 from engine.request import SamplingParams
+from engine.sizes import Sizes
 from engine.spec import ModelSpec
 
 PROMPT = 128
@@ -110,7 +111,7 @@ def ablation(model: str, batch: int, gen_len: int) -> Iterator[Case]:
 def predict(case: Case, hardware: Hardware) -> Simulation:
     directory = resolve(case.config.model)
     spec = ModelSpec.from_directory(directory)
-    return simulate(case.config, spec, hardware, case.job, torch.bfloat16, Quantisation.of(directory))
+    return simulate(case.config, Sizes(spec, torch.bfloat16, Quantisation.of(directory)), hardware, case.job)
 
 
 def measure(case: Case, threads: int, offload_dir: Path) -> float:

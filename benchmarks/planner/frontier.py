@@ -57,10 +57,9 @@ def draw(path: Path, lines: Mapping[str, Sequence[Point]]) -> None:
     axes = figure.subplots()
     for name, points in lines.items():
         axes.plot([p.latency_s for p in points], [p.throughput for p in points], marker="o", label=name)
-        real = [point for point in points if point.measured]
+        real = [(p.latency_s * p.throughput / p.measured, p.measured) for p in points if p.measured]
         if real:  # a block's latency is its tokens by its speed
-            times = [p.latency_s * p.throughput / (p.measured or 1.0) for p in real]
-            axes.plot(times, [p.measured for p in real], marker="x", linestyle="none", label=f"{name}, measured")
+            axes.plot(*zip(*real, strict=True), marker="x", linestyle="none", label=f"{name}, measured")
         for point in points:
             axes.annotate(str(point.block), (point.latency_s, point.throughput), fontsize=7)
     axes.set(xscale="log", yscale="log", xlabel="latency of a block, s", ylabel="tokens/s")

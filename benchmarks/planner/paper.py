@@ -149,7 +149,7 @@ def match(row: Row) -> Match:
     config, paper, refused = in_whole_units(row), None, ""
     try:
         job = replace(given.job, n_sequences=config.max_sequences)
-        paper = predict_run(config, given.spec, given.hardware, job, given.dtype, given.quantisation)
+        paper = predict_run(config, given.sizes, given.hardware, job)
     except HeliosError as error:
         refused = str(error)
     return Match(row, paper, refused, search(given).ranked[0])

@@ -47,7 +47,7 @@ def plan(
         Path | None, typer.Option(help="Try this plan on its own job, as it is or edited, instead of looking for one.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Save the plan.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw a decode sweep's timeline: a .png, .svg or .pdf.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a sweep's timeline: a .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out how a model runs fastest on a machine: what lives where, how many sequences at once, in which order.
@@ -99,20 +99,20 @@ def plan(
 
 def _draw(made: "Plan", task: "Task", path: Path) -> None:
     from engine.planner.picture import draw
-    from engine.planner.simulator.run import simulate
+    from engine.planner.simulator.sample import predict_run
 
     config = made.config(task.base())
-    simulation = simulate(config, task.stage, task.hardware, made.job, task.dtype, task.quantisation)
-    sweep_s = simulation.decode_s / max(1, made.job.gen_len - 1)
-    start_s = simulation.total_s - 2 * sweep_s
-    draw(simulation.timeline, path, f"{made.model} on {made.hardware}: a decode sweep", start_s, start_s + sweep_s)
+    simulation = predict_run(config, task.sizes, task.hardware, task.block(config))
+    part = " of some layers" if simulation.sampled else ""
+    draw(simulation.timeline, path, f"{made.model} on {made.hardware}: a sweep{part}", *simulation.shown_s)
 
 
 def _show(made: "Plan") -> None:
     from engine.config import format_bytes
 
     terminal, found = Terminal(), made.prediction
-    terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}")
+    among = f", the best of {made.tried} ways to do it" if made.tried else ""
+    terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}{among}")
     settings = Table("setting", "value", title="Plan", title_justify="left")
     for name, value in made.settings.items():
         settings.add_row(name, _setting(name, value, format_bytes))

@@ -1,6 +1,5 @@
 """What a planning command's options mean."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ def task_of(
     if depth is not None:
         if not 1 <= depth <= spec.n_layers:
             raise ConfigError(f"depth is {depth}; this model has layers 1 to {spec.n_layers}")
-        spec = replace(spec, n_layers=depth, windows=spec.windows[:depth])
+        spec = spec.cut(depth)
     machine = _machine(hardware)
     *sizes, latency_limit_s = limits
     memory, host, disk = (None if size is None else parse_bytes(size) for size in sizes)

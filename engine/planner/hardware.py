@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 
 from ..errors import ConfigError
+from ..files import write_whole
 
 BUILT_IN = Path(__file__).with_name("hardware")
 PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
@@ -181,14 +182,8 @@ class Hardware:
         return content
 
     def save(self, path: Path) -> None:
-        """Write the file at once, or not at all. Raises ConfigError if it cannot be written."""
-        staged = path.with_name(f"{path.name}.new")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-            staged.replace(path)
-        except OSError as error:
-            raise ConfigError(f"hardware file {path} cannot be written: {error.strerror}; choose another") from None
+        """Write the file. Raises ConfigError if it cannot be written."""
+        write_whole(path, yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
 
 class _Given:

@@ -63,10 +63,6 @@ class Counts:
     """Of one sweep."""
     total_s: float
 
-    def streams(self) -> bool:
-        """Whether weights pass through slots."""
-        return any(n and tier != "device" and kind != "embedding" for (kind, tier), n in self.of.items())
-
 
 def place(shape: Shape, costs: Costs, room: Room, overlap: bool = True, most_s: float | None = None) -> Counts | None:
     """The fastest placement that fits and takes ``most_s`` at most; None if there is none. Without ``overlap`` a sweep

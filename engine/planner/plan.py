@@ -9,6 +9,7 @@ import yaml
 
 from ..config import EngineConfig, TierName
 from ..errors import ConfigError
+from ..files import write_whole
 from .job import Job
 from .places import count_units
 
@@ -76,6 +77,7 @@ class Plan:
     prediction: Prediction | None = None
     rejected: tuple[Rejected, ...] = ()
     tried: int = 0
+    """Options that were solved for."""
 
     @classmethod
     def of(cls, config: EngineConfig, hardware: str, job: Job) -> "Plan":
@@ -95,7 +97,7 @@ class Plan:
         if self.prediction:
             content["prediction"] = _plain(asdict(self.prediction))
         if self.rejected:
-            content["rejected"] = [asdict(lost) for lost in self.rejected]
+            content |= {"tried": self.tried, "rejected": [asdict(lost) for lost in self.rejected]}
         return content
 
     @classmethod
@@ -124,11 +126,8 @@ class Plan:
         return cls(content["model"], content["hardware"], job, dict(content["settings"]))
 
     def save(self, path: Path) -> None:
-        """Write the file at once, or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f"{path.name}.new")
-        staged.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        staged.replace(path)
+        """Write the file. Raises ConfigError if it cannot be written."""
+        write_whole(path, yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
     @classmethod
     def load(cls, path: Path) -> "Plan":

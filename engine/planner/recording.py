@@ -10,7 +10,7 @@ from torch import Tensor
 from ..storage.direct import Bounce
 from ..storage.spill import SpillMemory
 from ..storage.storage import Storage
-from ..storage.transfer import WORKERS, Piece, Recipe, Threads, Transfer, Workers
+from ..storage.transfer import WORKERS, Recipe, Threads, Transfer, Workers, WrappedPiece
 from .simulator.clock import Busy
 
 if TYPE_CHECKING:
@@ -58,19 +58,10 @@ class _NotedThreads:
         self._threads.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _NotedPiece:
-    piece: Piece
+@dataclass(slots=True)
+class _NotedPiece(WrappedPiece):
     store: bool
     recorder: Recorder
-
-    @property
-    def place(self) -> object:
-        return self.piece.place
-
-    @property
-    def n_bytes(self) -> int:
-        return self.piece.n_bytes
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
         start_s = self.recorder.now_s

@@ -7,9 +7,7 @@ from ..budget import SLOTS, Terms
 from ..config import TILE_ROWS, EngineConfig, TierName, format_bytes
 from ..errors import ConfigError, HeliosError, OutOfMemoryError
 from ..kv import BLOCK, blocks_for
-from ..sizes import Sizes
 from .costs import CostModel, Option, kv_blocks_of
-from .job import Job
 from .places import compact
 from .placing import KINDS, Counts, Room, Shape, named_units, place
 from .simulator.clock import Busy
@@ -62,6 +60,8 @@ class Found:
     """The plans that were carried out, the best one first."""
 
     ranked: tuple[Tried, ...]
+    candidates: tuple[Candidate, ...]
+    """Those that the cost model tells of, likewise."""
     options: int
     """Options that were solved for."""
 
@@ -72,7 +72,7 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     Raises ConfigError for a job that the model cannot do, and OutOfMemoryError saying the least memory that would do.
     """
     task.validate()
-    model = CostModel(Sizes(task.stage, task.dtype, task.quantisation), task.hardware, task.job)
+    model = CostModel(task.sizes, task.hardware, task.job)
     solved: dict[Option, Candidate | None] = {}
 
     def solve(options: Iterable[Option]) -> list[Candidate]:
@@ -99,23 +99,17 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     if not tried:
         raise _nothing_fits(task, model)
     tried.sort(key=lambda one: -task.throughput(one.simulation))
-    return Found(tuple(tried), len(solved))
+    return Found(tuple(tried), tuple(found), len(solved))
 
 
 def _try(task: Task, config: EngineConfig) -> list[Tried]:
     """The configuration carried out, if it fits and keeps to the limit."""
     try:
-        simulation = predict_run(config, task.stage, task.hardware, _block(task, config), task.dtype, task.quantisation)
+        simulation = predict_run(config, task.sizes, task.hardware, task.block(config))
     except OutOfMemoryError:
         return []
     within = task.latency_limit_s is None or simulation.total_s <= task.latency_limit_s
     return [Tried(config, simulation)] if within else []
-
-
-def _block(task: Task, config: EngineConfig) -> Job:
-    """The job of one block; of two where the next one's sequences take the place of those that end."""
-    n_sequences = config.max_sequences * (2 if config.schedule == "diagonal" else 1)
-    return replace(task.job, n_sequences=min(n_sequences, max(task.job.n_sequences, config.max_sequences)))
 
 
 def _coarse(task: Task, blocks: Sequence[int]) -> Iterator[Option]:

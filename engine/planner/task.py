@@ -4,16 +4,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..budget import HEADROOM
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..quant.format import Quantisation
+from ..sizes import Sizes
 from ..spec import ModelSpec
 from .hardware import Hardware
 from .job import Job
 from .simulator.run import Simulation
-
-HEADROOM = 0.9
-"""Of the memory a machine has, what a plan may take when no limit is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,12 @@ class Task:
     @property
     def stage(self) -> ModelSpec:
         """The layers of the longest stage, taken to have the embedding and the head as well."""
-        n_layers = -(-self.spec.n_layers // self.stages)
-        return replace(self.spec, n_layers=n_layers, windows=self.spec.windows[:n_layers])
+        return self.spec.cut(-(-self.spec.n_layers // self.stages))
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of that stage."""
+        return Sizes(self.stage, self.dtype, self.quantisation)
 
     def throughput(self, simulation: Simulation) -> float:
         """Tokens a second over all stages, from one block's way through one of them. Every stage does as many blocks
@@ -59,6 +62,11 @@ class Task:
         per_sweep_s = simulation.decode_s / max(1, self.job.gen_len - 1)
         total_s = self.stages * simulation.total_s + (self.stages - 1) * per_sweep_s
         return self.stages * simulation.tokens / total_s
+
+    def block(self, config: EngineConfig) -> Job:
+        """The job of one block; of two where the next one's sequences take the place of those that end."""
+        n_sequences = config.max_sequences * (2 if config.schedule == "diagonal" else 1)
+        return replace(self.job, n_sequences=min(n_sequences, self.job.n_sequences))
 
     def base(self) -> EngineConfig:
         """The configuration that plans vary."""

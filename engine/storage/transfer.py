@@ -32,6 +32,24 @@ class Piece(Protocol):
         """Fill, or store, this piece's bytes of a slot's ``host``."""
 
 
+@dataclass(slots=True)
+class WrappedPiece:
+    """A piece with something done before or after it: a subclass has its own ``run``."""
+
+    piece: Piece
+
+    @property
+    def place(self) -> object:
+        return self.piece.place
+
+    @property
+    def n_bytes(self) -> int:
+        return self.piece.n_bytes
+
+    def run(self, host: Tensor, bounce: Bounce) -> None:
+        self.piece.run(host, bounce)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a slot is filled or stored: by pieces of its host memory, or filled by a copy of ``source``."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from ...errors import ConfigError
 from ...storage.direct import ALIGN, PIECE_BYTES, Bounce
 from ...storage.ring import Ring
 from ...storage.spill import BlockPiece, SpillFile
-from ...storage.transfer import Recipe, Threads
+from ...storage.transfer import Recipe, Threads, WrappedPiece
 from .identity import existing
 
 SLOTS = 3
@@ -68,19 +67,11 @@ def _require_room(directory: Path, n_bytes: int) -> int:
     return free
 
 
-class _Timed(NamedTuple):
+@dataclass(slots=True)
+class _Timed(WrappedPiece):
     """A piece that notes the processor time it takes."""
 
-    piece: BlockPiece
     cpu_s: list[float]
-
-    @property
-    def place(self) -> object:
-        return self.piece.place
-
-    @property
-    def n_bytes(self) -> int:
-        return self.piece.n_bytes
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
         begun = time.thread_time()

@@ -8,8 +8,8 @@ import torch
 from ...checkpoint.index import TensorInfo
 from ...checkpoint.layout import all_groups
 from ...errors import CheckpointError
-from ...quant.format import Quantisation, stored_names
-from ...spec import ModelSpec
+from ...quant.format import stored_names
+from ...sizes import Sizes
 
 FILE = Path("model.safetensors")
 ALIGNMENT = 4096
@@ -17,9 +17,10 @@ ALIGNMENT = 4096
 
 
 class SimulatedIndex:
-    """A TensorIndex of tensors in ``dtype``, or in the codes of ``quantisation``."""
+    """A TensorIndex of tensors in the compute dtype, or in the codes of the quantisation."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, quantisation: Quantisation | None) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        spec, dtype, quantisation = sizes.spec, sizes.dtype, sizes.quantisation
         self._tensors: dict[str, TensorInfo] = {}
         self._end = 0
         for fused in (fused for group in all_groups(spec) for fused in group):

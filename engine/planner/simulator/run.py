@@ -1,6 +1,7 @@
 """Running a block of requests on a simulated machine."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +11,7 @@ from ...build import Parts, assemble
 from ...config import EngineConfig, TierName
 from ...errors import ConfigError
 from ...kv import LayerLengths
-from ...quant.format import Quantisation
+from ...placement import Placement
 from ...request import Request, SamplingParams
 from ...scheduler import Scheduler
 from ...sequence import Sequence
@@ -43,6 +44,8 @@ class Simulation:
     """From the first sweep on."""
     memory: dict[TierName, dict[str, int]] = field(default_factory=dict)
     """Bytes held on each tier, by use."""
+    shown_s: tuple[float, float] = (0.0, 0.0)
+    """When the last of the sweeps with the most sequences and, if there is one, no prompts began and ended."""
     sampled: bool = False
     """Only some layers and sweeps were carried out, and the timeline is theirs."""
 
@@ -60,35 +63,39 @@ class Simulation:
         return self.decode_tokens / self.decode_s if self.decode_s else 0.0
 
 
-def build_simulated(
-    config: EngineConfig, spec: ModelSpec, hardware: Hardware, dtype: torch.dtype, quantisation: Quantisation | None
-) -> tuple[Parts, SimulatedDevice]:
-    """An engine's parts on a machine that is not there. Raises as ``budget.divide``."""
-    device = SimulatedDevice.of(hardware, dtype, config.kv_dtype == "int4")
-    budget = divide(config, Sizes(spec, dtype, quantisation), device)
-    index = SimulatedIndex(spec, dtype, quantisation)
-    layouts = Layouts(index, spec, dtype, quantisation, device.storage)
-    return assemble(config, spec, layouts, None, device, budget), device
+class Simulated(NamedTuple):
+    """An engine's parts on a machine that is not there."""
+
+    parts: Parts
+    device: SimulatedDevice
+    placement: Placement
+
+    @property
+    def memory(self) -> dict[TierName, dict[str, int]]:
+        """Bytes held on each tier, by use."""
+        return {name: tier.by_use() for name, tier in self.parts.tiers.items()}
 
 
-def simulate(
-    config: EngineConfig,
-    spec: ModelSpec,
-    hardware: Hardware,
-    job: Job,
-    dtype: torch.dtype,
-    quantisation: Quantisation | None = None,
-) -> Simulation:
+def build_simulated(config: EngineConfig, sizes: Sizes, hardware: Hardware) -> Simulated:
+    """``build.build`` for a model of which there are only ``sizes``. Raises as ``budget.divide``."""
+    device = SimulatedDevice.of(hardware, sizes.dtype, config.kv_dtype == "int4")
+    budget = divide(config, sizes, device)
+    layouts = Layouts(SimulatedIndex(sizes), sizes.spec, sizes.dtype, sizes.quantisation, device.storage)
+    return Simulated(assemble(config, sizes.spec, layouts, None, device, budget), device, budget.placement)
+
+
+def simulate(config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job) -> Simulation:
     """Carry out ``job`` as ``config`` has it, by the engine's own scheduler and executor.
 
     Raises ConfigError and OutOfMemoryError as the engine would when it is loaded.
     """
-    parts, device = build_simulated(config, spec, hardware, dtype, quantisation)
+    built = build_simulated(config, sizes, hardware)
+    parts = built.parts
     try:
-        model = CostModel(Sizes(spec, dtype, quantisation), hardware, job)
+        model = CostModel(sizes, hardware, job)
         on_disk = parts.weights.embedding.on_disk
         with Shortcuts():
-            return _run(parts, device, job, model.lookups_s(1) if on_disk else 0.0)
+            return _run(built, job, model.lookups_s(1) if on_disk else 0.0)
     finally:
         parts.close()
 
@@ -108,7 +115,8 @@ class _Source:
         return torch.empty(rows, self.width, dtype=self.device.dtype, device=META)
 
 
-def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Simulation:
+def _run(built: Simulated, job: Job, lookup_s: float) -> Simulation:
+    parts, device = built.parts, built.device
     config, spec, clock = parts.config, parts.spec, device.clock
     layers = range(spec.n_layers)
     scheduler = Scheduler(
@@ -120,6 +128,7 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Si
     begun_s, loaded = clock.now_s, len(clock.timeline)
     prefill_s = decode_s = 0.0
     tokens = decode_tokens = sweeps = 0
+    shown: tuple[tuple[bool, int], tuple[float, float]] = ((False, 0), (0.0, 0.0))
     while shares := scheduler.schedule():
         start_s = clock.now_s
         parts.executor.run(Sweep(sweeps, layers, shares, source, parts.sink()))
@@ -132,11 +141,14 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Si
                 if len(share.sequence.output) == job.gen_len:
                     scheduler.remove(share.sequence)
         sweeps, tokens = sweeps + 1, tokens + made
-        if any(share.start < job.prompt_len for share in shares):
-            prefill_s += clock.now_s - start_s
-        else:
+        decodes = all(share.start >= job.prompt_len for share in shares)
+        if decodes:
             decode_s += clock.now_s - start_s
             decode_tokens += made
+        else:
+            prefill_s += clock.now_s - start_s
+        if (decodes, len(shares)) >= shown[0]:
+            shown = (decodes, len(shares)), (start_s - begun_s, clock.now_s - begun_s)
     if scheduler.waiting:
         raise ConfigError(
             f"{len(scheduler.waiting)} of {job.n_sequences} sequences of {job.context} positions find no room for "
@@ -146,8 +158,7 @@ def _run(parts: Parts, device: SimulatedDevice, job: Job, lookup_s: float) -> Si
         Busy(busy.resource, max(0.0, busy.start_s - begun_s), busy.end_s - begun_s, busy.what)
         for busy in clock.timeline[loaded:]
     )
-    memory = {name: tier.by_use() for name, tier in parts.tiers.items()}
-    return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, shifted, memory)
+    return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, shifted, built.memory, shown[1])
 
 
 def _sequence(number: int, job: Job, spec: ModelSpec) -> Sequence:

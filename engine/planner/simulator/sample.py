@@ -7,13 +7,8 @@ with the positions so nearly evenly that sweeps at the mean position stand for a
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
-from ...budget import divide
 from ...config import EngineConfig, TierName
-from ...quant.format import Quantisation
 from ...sizes import Sizes
-from ...spec import ModelSpec
 from ...units import Unit
 from ..hardware import Hardware
 from ..job import Job
@@ -28,67 +23,51 @@ SWEEPS = 2
 """Decode sweeps that are simulated in place of all."""
 
 
-def predict_run(
-    config: EngineConfig,
-    spec: ModelSpec,
-    hardware: Hardware,
-    job: Job,
-    dtype: torch.dtype,
-    quantisation: Quantisation | None = None,
-) -> Simulation:
+def predict_run(config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job) -> Simulation:
     """``simulate``, or for what would take long a sample of it. Memory is asked for in full either way; the timeline
     is that of the sample. Raises as ``simulate``."""
-    if _events(config, spec, job) <= EVENTS or spec.n_layers <= DEPTHS[-1]:
-        return simulate(config, spec, hardware, job, dtype, quantisation)
-    parts, _ = build_simulated(config, spec, hardware, dtype, quantisation)
-    memory = {name: tier.by_use() for name, tier in parts.tiers.items()}
-    placement = divide(config, Sizes(spec, dtype, quantisation), parts.device).placement
-    parts.close()
-    at = [_sampled(config, spec, hardware, job, dtype, quantisation, placement, depth) for depth in DEPTHS]
-    prefill_s = _line([prefill_s for prefill_s, _, _ in at], spec.n_layers)
-    decode_s = _line([decode_s for _, decode_s, _ in at], spec.n_layers)
-    tokens = job.n_sequences * job.gen_len
-    timeline = at[-1][2].timeline
+    n_layers = sizes.spec.n_layers
+    if _events(config, n_layers, job) <= EVENTS or n_layers <= DEPTHS[-1]:
+        return simulate(config, sizes, hardware, job)
+    whole = build_simulated(config, sizes, hardware)
+    whole.parts.close()
+    prefills, decodes = [], []
+    for depth in DEPTHS:
+        shallow = replace(sizes, spec=sizes.spec.cut(depth))
+        thin = replace(config, weights=_thinned(whole.placement, n_layers, depth))
+        prefills.append(simulate(thin, shallow, hardware, replace(job, gen_len=1)))
+        decodes.append(_decode(thin, shallow, hardware, job) if job.gen_len > 1 else prefills[-1])
+    tokens, sweeps = job.n_sequences * job.gen_len, job.gen_len - 1
     return Simulation(
-        prefill_s, decode_s, tokens - job.n_sequences, tokens, at[-1][2].sweeps, timeline, memory, sampled=True
+        prefill_s=_line([one.prefill_s for one in prefills], n_layers),
+        decode_s=_line([one.decode_s for one in decodes], n_layers) * sweeps / min(SWEEPS, max(1, sweeps)),
+        decode_tokens=tokens - job.n_sequences,
+        tokens=tokens,
+        sweeps=prefills[-1].sweeps + sweeps,
+        timeline=decodes[-1].timeline,
+        memory=whole.memory,
+        shown_s=decodes[-1].shown_s,
+        sampled=True,
     )
 
 
-def _sampled(
-    config: EngineConfig,
-    spec: ModelSpec,
-    hardware: Hardware,
-    job: Job,
-    dtype: torch.dtype,
-    quantisation: Quantisation | None,
-    placement: Mapping[Unit, TierName],
-    depth: int,
-) -> tuple[float, float, Simulation]:
-    """Seconds of prefill and of all decode sweeps with so many layers."""
-    shallow = replace(spec, n_layers=depth, windows=spec.windows[:depth])
-    thin = replace(config, weights=_thinned(placement, spec.n_layers, depth))
-    first = replace(job, gen_len=1)
-    prefill = simulate(thin, shallow, hardware, first, dtype, quantisation)
-    if job.gen_len == 1:
-        return prefill.prefill_s, 0.0, prefill
-    length = job.prompt_len + max(0, job.gen_len // 2 - SWEEPS // 2)
-    middle = Job(min(length, job.context - SWEEPS - 1), min(SWEEPS + 1, job.gen_len), job.n_sequences)
-    decode = simulate(thin, shallow, hardware, middle, dtype, quantisation)
-    sweeps = middle.gen_len - 1
-    return prefill.prefill_s, decode.decode_s / sweeps * (job.gen_len - 1), decode
+def _decode(config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job) -> Simulation:
+    """Some decode sweeps at the mean position, in which the whole block takes part."""
+    sweeps = min(SWEEPS, job.gen_len - 1)
+    positions = min(job.prompt_len + (job.gen_len - sweeps) // 2, job.context - sweeps - 1)
+    middle = Job(positions, sweeps + 1, job.n_sequences)
+    return simulate(replace(config, schedule="zigzag"), sizes, hardware, middle)
 
 
 def _thinned(placement: Mapping[Unit, TierName], n_layers: int, depth: int) -> dict[TierName, list[str]]:
     """The placement of ``depth`` layers, each kind in the proportions that all of them have."""
     tiers: dict[TierName, list[str]] = {}
-    for unit, tier in placement.items():
+    for unit in placement:
         if unit.kind in ("embedding", "head"):
-            tiers.setdefault(tier, []).append(str(unit))
-    for kind in ("attention", "mlp"):
-        of_kind = [tier for unit, tier in placement.items() if unit.kind == kind]
-        for number in range(depth):
-            tier = of_kind[int((number + 0.5) * n_layers / depth)]
-            tiers.setdefault(tier, []).append(str(Unit("attention" if kind == "attention" else "mlp", number)))
+            tiers.setdefault(placement[unit], []).append(str(unit))
+        elif unit.number < depth:
+            like = unit._replace(number=int((unit.number + 0.5) * n_layers / depth))
+            tiers.setdefault(placement[like], []).append(str(unit))
     return {tier: compact(names) for tier, names in tiers.items()}
 
 
@@ -98,8 +77,8 @@ def _line(values: list[float], at: int) -> float:
     return max(y0 + (y1 - y0) / (x1 - x0) * (at - x0), 0.0)
 
 
-def _events(config: EngineConfig, spec: ModelSpec, job: Job) -> int:
+def _events(config: EngineConfig, n_layers: int, job: Job) -> int:
     staged = config.kv_disk_tokens or (config.kv_host_tokens and not config.delegate)
     cohorts = config.max_sequences if staged else 1 + config.max_sequences // 64
     blocks = -(-job.n_sequences // config.max_sequences)
-    return spec.n_layers * blocks * (config.max_sequences + (job.gen_len - 1) * cohorts)
+    return n_layers * blocks * (config.max_sequences + (job.gen_len - 1) * cohorts)

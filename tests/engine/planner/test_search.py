@@ -54,7 +54,7 @@ def test_a_plan_is_never_slower_than_the_simplest_that_fits() -> None:
         for block in (1, 4, 16):
             simple = replace(given.base(), max_sequences=block, kv_tokens=block * tokens)
             try:
-                other = simulate(simple, given.spec, given.hardware, replace(JOB, n_sequences=block), given.dtype)
+                other = simulate(simple, given.sizes, given.hardware, replace(JOB, n_sequences=block))
             except OutOfMemoryError:
                 continue
             assert best.simulation.throughput >= 0.999 * other.throughput
@@ -146,12 +146,12 @@ def test_no_plan_runs_out_of_memory(seed: int) -> None:
     except OutOfMemoryError:
         return
     config = plan.config(given.base())
-    parts, _ = build_simulated(config, given.spec, given.hardware, given.dtype, given.quantisation)
+    parts, *_ = build_simulated(config, given.sizes, given.hardware)
     libraries = parts.tiers["device"].by_use()["libraries"]
     parts.close()
     job = replace(given.job, gen_len=min(2, given.job.gen_len), n_sequences=config.max_sequences)
     with LiveBytes() as live:
-        simulate(config, given.spec, given.hardware, job, given.dtype, given.quantisation)
+        simulate(config, given.sizes, given.hardware, job)
     most = (config.memory_bytes or 0) + (config.host_bytes or 0) - libraries
     assert live.peak <= most, f"{live.peak} bytes lived; {plan.summary()}"
 

@@ -30,7 +30,7 @@ def run(hardware: Hardware, job: Job = JOB, quantisation: Quantisation | None = 
         model="simulated",
         **{"memory_bytes": 200 * MIB, "context": job.context, "max_sequences": job.n_sequences, **fields},
     )
-    return simulate(config, llama(), hardware, job, torch.bfloat16, quantisation)
+    return simulate(config, Sizes(llama(), torch.bfloat16, quantisation), hardware, job)
 
 
 def test_every_token_is_made() -> None:
