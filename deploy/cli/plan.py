@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from .options import AsJson
-from .terminal import Terminal
+from .terminal import Terminal, native_output_apart
 
 if TYPE_CHECKING:
     from engine.planner.plan import Plan
@@ -85,7 +85,7 @@ def plan(
     if given is not None:
         made = check_plan(given, task)
     else:
-        with progress() as report:
+        with native_output_apart(), progress() as report:
             made = make_plan(task, lambda done, total: report("trying plans", done, total))
     if out is not None:
         made.save(out)
