@@ -32,7 +32,7 @@ class Sink(Protocol):
     """Takes the hidden states that leave the last layer of a sweep."""
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
-        """Those of a tile, [rows, H], which are not kept; tiles come in order."""
+        """Those of a tile, [rows, H], on loan: the next tile's may lie in the same memory. Tiles come in order."""
         ...
 
     def result(self, batch: Batch) -> Tensor:
@@ -67,7 +67,7 @@ class ExitHead:
         self._wanted: list[Tensor] = []
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
-        self._wanted.append(hidden if tile.wanted is None else hidden.index_select(0, tile.wanted))
+        self._wanted.append(hidden.clone() if tile.wanted is None else hidden.index_select(0, tile.wanted))
 
     def result(self, batch: Batch) -> Tensor:
         hidden = self._wanted[0] if len(self._wanted) == 1 else torch.cat(self._wanted)

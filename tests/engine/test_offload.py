@@ -155,6 +155,29 @@ def test_many_small_cohorts_give_the_same_tokens(
     assert ids(llm.generate(prompts, GREEDY)) == expected
 
 
+@pytest.mark.parametrize("read_ahead", [True, False])
+@pytest.mark.parametrize("tile_rows", [1, 4, 7])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"activation_rows": 0, "activation_disk_rows": 80},
+        {"activation_rows": 0, "activation_host_rows": 80},
+        {"activation_rows": 8, "activation_host_rows": 16, "activation_disk_rows": 80},
+    ],
+    ids=["disk", "host", "all three"],
+)
+def test_hidden_states_elsewhere_change_no_token(
+    tiny_model: TinyModel, offloaded: Callable[..., LLM], rows: dict[str, int], tile_rows: int, read_ahead: bool
+) -> None:
+    """Far more tiles than slots, so that every slot is used again before the sweep's logits are made."""
+    prompts = [random_tokens(length, seed=length) for length in (3, 5, 16, 17, 40, 2, 9, 31, 4, 8, 70, 6)]
+    expected = ids(LLM(str(tiny_model("llama")), dtype="float32", threads=1).generate(prompts, GREEDY))
+    llm = offloaded(
+        tiny_model("llama"), max_sequences=12, prefill_rows=48, tile_rows=tile_rows, read_ahead=read_ahead, **rows
+    )
+    assert ids(llm.generate(prompts, GREEDY)) == expected
+
+
 @pytest.mark.parametrize("place", ["kv_host_tokens", "kv_disk_tokens"])
 def test_sequences_that_gave_way_on_the_device_go_on_elsewhere_with_the_same_tokens(
     tiny_model: TinyModel, offloaded: Callable[..., LLM], place: str
