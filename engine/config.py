@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .errors import ConfigError
+from .numbers import is_number
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 TILE_ROWS = 1024
@@ -102,13 +103,15 @@ class EngineConfig:
             raise ConfigError("activation_host_rows or activation_disk_rows is set, and activation_rows is not: set it")
         if self.kv_dtype not in ("auto", "int4"):
             raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
-        if not 0 < self.value_share <= 1:
-            raise ConfigError(f"value_share is {self.value_share}; it must be above 0 and at most 1")
+        if not is_number(self.value_share) or not 0 < self.value_share <= 1:
+            raise ConfigError(f"value_share is {self.value_share!r}; it must be a number above 0 and at most 1")
+        for name in ("read_ahead", "delegate"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.schedule not in get_args(Schedule):
             raise ConfigError(f"schedule is '{self.schedule}'; it must be one of {', '.join(get_args(Schedule))}")
-        for tier in self.weights or ():
-            if tier not in TIERS:
-                raise ConfigError(f"weights: '{tier}' is no tier; there are {', '.join(TIERS)}")
+        if self.weights is not None:
+            _check_units(self.weights)
         if self.kv_tokens is not None:
             _at_least("kv_tokens", self.kv_tokens, 0 if self.kv_host_tokens or self.kv_disk_tokens else 1)
         for name in ("memory_bytes", "host_bytes", "disk_bytes", "context", "threads"):
@@ -116,6 +119,16 @@ class EngineConfig:
             if value is not None:
                 _at_least(name, value, 1)
         return self
+
+
+def _check_units(weights: object) -> None:
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights is {weights!r}; it must give units to tiers, as in {{disk: [layers.0-11]}}")
+    for tier, names in weights.items():
+        if tier not in TIERS:
+            raise ConfigError(f"weights: '{tier}' is no tier; there are {', '.join(TIERS)}")
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"weights: {tier} is {names!r}; it must be a list of names, as [embedding, layers.0-11]")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from .build import Parts, build
 from .config import EngineConfig
-from .errors import CohortError, HeliosError, InvalidRequestError
+from .errors import CohortError, EngineDeadError, HeliosError, InvalidRequestError
 from .kv import LayerLengths
 from .request import Delta, FinishReason, Request, Token
 from .sampling import SamplingRow, validate
@@ -152,7 +152,12 @@ class Engine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence of ``prepare``. Raises InvalidRequestError if its request id is in use."""
+        """Queue a sequence of ``prepare``.
+
+        Raises InvalidRequestError if its request id is in use, EngineDeadError if the engine is closed.
+        """
+        if not self._close.alive:
+            raise EngineDeadError("the engine is closed and takes no more requests; load the model again")
         request_id = sequence.request.request_id
         if request_id in self._sequences:
             raise InvalidRequestError(f"request id '{request_id}' is in use; choose another", "request_id")
@@ -222,7 +227,8 @@ class Engine:
             return [self._sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]  # the others are well
 
     def close(self) -> None:
-        """Stop the threads that read ahead and close files. The engine cannot be used any more."""
+        """End what runs, stop the threads that read ahead and close files. The engine cannot be used any more."""
+        self.fail_all(EngineDeadError("the engine was closed before the request was done"))
         self._close()
 
     def stats(self) -> EngineStats:

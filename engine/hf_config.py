@@ -3,11 +3,11 @@
 Absent entries are the reader's business (``spec.py``): it knows which ones a family needs.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import CheckpointError
+from .numbers import is_number
 
 MAX_LAYERS = 4096
 MAX_SIZE = 2**24
@@ -21,15 +21,11 @@ def _integer(least: int, most: int) -> tuple[Check, str]:
     return lambda value: type(value) is int and least <= value <= most, f"an integer from {least} to {most}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 _SIZE = _integer(1, MAX_SIZE)
 _POSITIONS = _integer(1, MAX_POSITIONS)
-_POSITIVE: tuple[Check, str] = (lambda value: _is_number(value) and value > 0, "a number above 0")
-_NOT_NEGATIVE: tuple[Check, str] = (lambda value: _is_number(value) and value >= 0, "a number of at least 0")
-_AT_LEAST_1: tuple[Check, str] = (lambda value: _is_number(value) and value >= 1, "a number of at least 1")
+_POSITIVE: tuple[Check, str] = (lambda value: is_number(value) and value > 0, "a number above 0")
+_NOT_NEGATIVE: tuple[Check, str] = (lambda value: is_number(value) and value >= 0, "a number of at least 0")
+_AT_LEAST_1: tuple[Check, str] = (lambda value: is_number(value) and value >= 1, "a number of at least 1")
 _FLAG: tuple[Check, str] = (lambda value: isinstance(value, bool), "true or false")
 _TEXT: tuple[Check, str] = (lambda value: isinstance(value, str), "a string")
 _OBJECT: tuple[Check, str] = (lambda value: isinstance(value, Mapping), "an object")

@@ -11,7 +11,8 @@ from .units import Unit, units
 
 Placement = Mapping[Unit, TierName]
 """The tier of every unit of ``units.units``. A tied head is on the device if and only if the embedding is."""
-_NAME = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(attention|mlp))?")
+NAME = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(attention|mlp))?")
+"""Units of layers as they are written: first layer, last layer, part."""
 
 
 def named(spec: ModelSpec, given: Mapping[TierName, Sequence[str]]) -> dict[Unit, TierName]:
@@ -38,7 +39,7 @@ def _parse(spec: ModelSpec, name: str) -> Iterable[Unit]:
         return [Unit("embedding")]
     if name == "head":
         return [Unit("head")]
-    match = _NAME.fullmatch(name)
+    match = NAME.fullmatch(name)
     if not match:
         raise ConfigError(f"weights: '{name}' is no unit; write embedding, head, layers.3, layers.0-11 or layers.3.mlp")
     first, last = int(match[1]), int(match[2] or match[1])

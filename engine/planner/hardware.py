@@ -15,6 +15,7 @@ import yaml
 
 from ..errors import ConfigError
 from ..files import write_whole
+from ..numbers import is_number
 
 BUILT_IN = Path(__file__).with_name("hardware")
 PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
@@ -22,6 +23,8 @@ PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
 PACKED = ("int4", "int8")
 SMALL, LARGE = 900_000, 12_000_000
 """Elements of a matrix of a model of 100 million weights, and of one of 1 billion and more."""
+LEAST, MOST = 1e-18, 1e24
+"""Bounds of every figure, whatever its unit."""
 RATES = ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
 """Figures of a processor that are single numbers."""
 REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s")
@@ -131,7 +134,7 @@ class Hardware:
             path = BUILT_IN / f"{name_or_path}.yaml"
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.yaml")))
             raise ConfigError(
                 f"hardware '{name_or_path}' cannot be read ({error}); give a file that helios profile wrote, or one of "
@@ -215,9 +218,10 @@ class _Given:
         return self.positive(key, self.take(key), zero=default is not None)
 
     def positive(self, key: str, value: Any, zero: bool = False) -> float:
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not numeric or value < 0 or (value == 0 and not zero):
-            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be a number above 0, written like 1.5e+9")
+        if not is_number(value) or not (LEAST < value < MOST or (value == 0 and zero)):
+            raise ConfigError(
+                f"{self.where}: {key} is {value!r}; it must be a number above 0 and below {MOST:g}, written like 1.5e+9"
+            )
         return float(value)
 
     def part(self, key: str) -> "_Given":

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from ..placement import NAME
+
 
 def compact(names: Sequence[str]) -> list[str]:
     """The same units in as few names as ``placement.named`` reads."""
@@ -22,12 +24,8 @@ def count_units(names: Sequence[str]) -> int:
     """How many units such names stand for."""
     total = 0
     for name in names:
-        if not name.startswith("layers."):
-            total += 1
-            continue
-        _, layers, *kind = name.split(".")
-        first, _, last = layers.partition("-")
-        total += (int(last or first) - int(first) + 1) * (1 if kind else 2)
+        layers = NAME.fullmatch(name)
+        total += (int(layers[2] or layers[1]) - int(layers[1]) + 1) * (1 if layers[3] else 2) if layers else 1
     return total
 
 

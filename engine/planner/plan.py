@@ -111,19 +111,20 @@ class Plan:
         for key, kind in (("model", str), ("hardware", str), ("job", Mapping), ("settings", Mapping)):
             if not isinstance(content.get(key), kind):
                 raise ConfigError(f"{where}: {key} is {content.get(key)!r}; a plan needs it as {kind.__name__.lower()}")
-        unknown = sorted(set(content["settings"]) - set(SETTINGS))
-        if unknown:
-            raise ConfigError(f"{where}: settings has '{unknown[0]}'; a plan decides {', '.join(SETTINGS)}")
-        names = {given.name for given in fields(Job)}
-        if set(content["job"]) - names:
-            raise ConfigError(
-                f"{where}: job has {sorted(set(content['job']) - names)}; it has {', '.join(sorted(names))}"
-            )
+        for part, names in (("settings", SETTINGS), ("job", tuple(given.name for given in fields(Job)))):
+            for name in content[part]:
+                if name not in names:
+                    raise ConfigError(f"{where}: {part} has '{name}'; it may have {', '.join(names)}")
         try:
             job = Job(**content["job"])
         except TypeError:
             raise ConfigError(f"{where}: job is {content['job']}; it needs prompt_len and gen_len") from None
-        return cls(content["model"], content["hardware"], job, dict(content["settings"]))
+        plan = cls(content["model"], content["hardware"], job, dict(content["settings"]))
+        try:
+            plan.config().validate()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: settings: {error}") from None
+        return plan
 
     def save(self, path: Path) -> None:
         """Write the file. Raises ConfigError if it cannot be written."""
@@ -134,7 +135,7 @@ class Plan:
         """Raises ConfigError if it cannot be read, and as ``from_dict``."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(
                 f"the plan {path} cannot be read ({error}); `helios plan MODEL -o FILE` writes one"
             ) from None

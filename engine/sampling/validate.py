@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidRequestError
+from ..numbers import is_number
 from ..request import SamplingParams
 
 MAX_LOGPROBS = 20
@@ -54,7 +55,7 @@ def _number(name: str, value: Any, least: float, most: float, above: bool = Fals
     """A finite number in [least, most], or in (least, most] if ``above``. A bool is not a number."""
     low = f"above {least:g}" if above else f"at least {least:g}"
     wanted = f"a finite number {low}" + (f" and at most {most:g}" if most != math.inf else "")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise _refused(name, value, wanted, param)
     if not least <= value <= most or (above and value == least):
         raise _refused(name, value, wanted, param)

@@ -1,8 +1,10 @@
 """What is given to LLM by mistake is said in words."""
 
+from dataclasses import replace
+
 import pytest
 
-from engine.errors import ConfigError, InvalidRequestError
+from engine.errors import ConfigError, EngineDeadError, InvalidRequestError
 from engine.llm import LLM
 from engine.request import SamplingParams
 
@@ -33,6 +35,11 @@ def test_sizes_may_be_text_and_the_model_a_path(directory):
         ("any", {"memory_bytes": "2 elephants"}, "'2 elephants' is not a size"),
         ("any", {"memory_bytes": 1.5}, "memory_bytes is 1.5; it must be a whole number"),
         ("any", {"context": "x"}, "context is 'x'; it must be a whole number"),
+        ("any", {"value_share": "0.5"}, "value_share is '0.5'; it must be a number above 0 and at most 1"),
+        ("any", {"delegate": None}, "delegate is None; it must be true or false"),
+        ("any", {"weights": ["embedding"]}, "weights is ['embedding']; it must give units to tiers"),
+        ("any", {"weights": {"disk": "head"}}, "weights: disk is 'head'; it must be a list of names"),
+        ("any", {"weights": {"disk": [3]}}, "weights: disk is [3]; it must be a list of names"),
         ("any", {"device": 0}, "device is '0'; it must be auto"),
         ("any", {"max_sequence": 2}, "'max_sequence' is no setting of the engine; did you mean max_sequences?"),
     ],
@@ -61,6 +68,17 @@ def test_a_wrong_argument_is_named(llm, call, said):
     with pytest.raises(InvalidRequestError) as caught:
         call(llm)
     assert said in str(caught.value)
+
+
+def test_a_closed_engine_ends_what_runs_and_takes_no_more(directory):
+    llm = LLM(directory, dtype="float32", kv_tokens=256)
+    stream = llm.stream([3, 4, 5], replace(TWO, max_tokens=20))
+    assert next(stream).finish_reason is None
+    llm.close()
+    last = list(stream)[-1]
+    assert (last.finish_reason, str(last.error)) == ("error", "the engine was closed before the request was done")
+    with pytest.raises(EngineDeadError, match="the engine is closed and takes no more requests"):
+        llm.generate([[3, 4, 5]], TWO)
 
 
 def test_one_prompt_or_many_as_text_or_ids(llm):

@@ -1,11 +1,11 @@
 """What the paper's planner plans for, and with: a model, a machine, a job, a policy. Plain data, checked when made."""
 
-import math
 from dataclasses import dataclass, fields
 from typing import Generic, Literal, TypeVar
 
 from ...config import TierName
 from ...errors import ConfigError, UnsupportedModelError
+from ...numbers import is_number
 from ...quant.scheme import GROUP_SIZE, SCALE_BYTES
 from ...spec import ModelSpec
 
@@ -14,6 +14,8 @@ Amount = TypeVar("Amount")
 """What the formulas calculate with: a float, an array of floats, or a cvxpy expression."""
 
 GB = 2**30
+MOST = 1e24
+"""No figure of a machine is above it."""
 TERA = 10**12
 COMPRESSED = (4 + 2 * 8 * SCALE_BYTES / GROUP_SIZE) / 16
 """Bytes of 4-bit codes, with a scale and a minimum for each group, to those of fp16 (section 5): 4.5 / 16."""
@@ -121,11 +123,11 @@ class PaperHardware:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (value == 0 and not field.name.endswith("bytes")):
+            absent = value == 0 and field.name.endswith("bytes")
+            if not is_number(value) or not (absent or 1e-3 < value < MOST):
                 raise ConfigError(
-                    f"{field.name} of '{self.name}' is {value!r}; it must be a number above 0 (a memory's may be 0): "
-                    "give what was measured, in bytes, bytes a second or FLOP/s"
+                    f"{field.name} of '{self.name}' is {value!r}; it must be a number above 0 and below "
+                    f"{MOST:g} (a memory's may be 0): give what was measured, in bytes, bytes a second or FLOP/s"
                 )
 
     def capacity(self, tier: TierName) -> float:

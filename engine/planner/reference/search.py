@@ -95,7 +95,10 @@ def search(
     What does not fit is not tried in a larger shape: whatever the fractions are, no tier needs less for more sequences.
     Raises ConfigError for sizes that make no sense, OutOfMemoryError if nothing fits, HeliosError as ``solve`` does.
     """
-    sizes = sorted(set(batch_sizes() if gbs is None else gbs))
+    sizes = list(batch_sizes() if gbs is None else gbs)
+    for size in sizes:
+        check_count("gbs", size, "the sequences of a GPU batch")
+    sizes = sorted(set(sizes))
     if not sizes:
         raise ConfigError("gbs has no batch size; it must have at least 1: give the sizes to try, or leave it out")
     check_count("max_batches", max_batches, "the most GPU batches of a block")

@@ -49,6 +49,10 @@ def test_only_what_differs_from_the_default_is_written() -> None:
         ({"model": 3}, "model is 3"),
         ({"settings": []}, "settings is"),
         ({"settings": {"kv_toknes": 3}}, "kv_toknes"),
+        ({"settings": {3: 3, "x": 4}}, "settings has '3'"),
+        ({"settings": {"weights": 3}}, "settings: weights is 3"),
+        ({"settings": {"weights": {"disk": None}}}, "settings: weights: disk is None"),
+        ({"settings": {"value_share": "x"}}, "settings: value_share is 'x'"),
         ({"job": {"prompt_len": 3}}, "needs prompt_len and gen_len"),
         ({"job": {"prompt_len": 3, "gen_len": 1, "x": 1}}, "'x'"),
     ],
@@ -60,7 +64,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, change: dict[str, object], w
         Plan.load(path)
 
 
-@pytest.mark.parametrize("content", ["", "- 1", "a: [", "\x00"])
+@pytest.mark.parametrize("content", ["", "- 1", "a: [", "\x00", "job: 2026-13-13"])
 def test_files_that_are_something_else(tmp_path: Path, content: str) -> None:
     (tmp_path / "plan.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"plan\.yaml"):
