@@ -49,8 +49,7 @@ class DecoderBlock:
         outputs: list[Tensor] = []
         for cohort in tile.cohorts:
             outputs += self._attend(cohort, qkv[cohort.rows.start - tile.rows.start :][: _count(cohort.rows)], layer)
-        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return linear(attended, w.out, w.out_bias).add_(hidden)
+        return linear(_joined(outputs), w.out, w.out_bias).add_(hidden)
 
     def _attend(self, cohort: Cohort, qkv: Tensor, layer: int) -> list[Tensor]:
         """Attention outputs [rows, q_size] of the cohort's groups, in row order, computed where its KV lives."""
@@ -61,7 +60,7 @@ class DecoderBlock:
         with home.open(layer, cohort.number) as pool:
             home.layout.write(pool, cohort.kv_rows, qkv[:, spec.q_size :].reshape(-1, spec.head_dim))
             outputs = [group.attend(qkv, home.layout, pool) for group in cohort.attention[spec.windows[layer]]]
-        return outputs if near else [self.device.from_host(output) for output in outputs]
+        return outputs if near else [self.device.from_host(_joined(outputs))]
 
     def mlp(self, w: MlpWeights, tile: Tile, hidden: Tensor) -> Tensor:
         """Hidden states [R, H] of a tile after a layer's MLP."""
@@ -70,6 +69,10 @@ class DecoderBlock:
         act = _ACTIVATIONS[spec.activation]
         inner = act(up[:, : spec.mlp_size]).mul_(up[:, spec.mlp_size :]) if spec.gated_mlp else act(up)
         return linear(inner, w.down, w.down_bias).add_(hidden)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _count(rows: slice) -> int:

@@ -143,7 +143,7 @@ class KVLayout:
         self._codec: KVCodec | None = None
         if form.int4:
             tier.hold(WORKSPACE_BYTES, "workspace")
-            self._codec = KVCodec(form.spec.head_dim, device=device.torch_device)
+            self._codec = device.kv_codec(form.spec.head_dim)
             self._codes = tier.allocate((scratch_blocks * form.block_bytes,), torch.uint8, "workspace")
 
     @property

@@ -1,12 +1,15 @@
 """Fixtures of the whole suite."""
 
 import os
+import signal
 from pathlib import Path
 
 # Before torch is imported: threads that spin while they wait take the cores from Ray's processes on a small machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 
 MODEL = "smollm2-135m-instruct"
 STORE = Path(os.environ.get("HELIOS_HOME", "~/.cache/helios")).expanduser() / "models"

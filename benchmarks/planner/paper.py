@@ -9,7 +9,7 @@ from engine.errors import HeliosError
 from engine.kv import BLOCK, blocks_for
 from engine.planner.hardware import Curve, Hardware, Processor
 from engine.planner.job import Job
-from engine.planner.places import compact
+from engine.planner.places import compact, in_parts
 from engine.planner.placing import Counts, named_units
 from engine.planner.reference.model import T4, PaperHardware, PaperModel
 from engine.planner.reference.paper import TABLE, Row
@@ -22,7 +22,7 @@ from engine.quant.scheme import Scheme
 from engine.spec import ModelSpec
 
 VOCABULARY = 50272
-DECODE_ROWS, PREFILL_ROWS = 512, 1024
+DECODE_ROWS, PREFILL_ROWS = 256, 512
 """Rows up to which a product has the paper's decode rate, and from which it has its prefill rate."""
 FREE = 1e15
 """A rate of what the paper's formulas leave out."""
@@ -116,12 +116,12 @@ def in_whole_units(row: Row) -> EngineConfig:
     given = policy.fractions
     weights = dict(zip(TIERS, (given.wg, given.wc, given.wd), strict=True))
     kv = dict(zip(TIERS, (given.cg, given.cc, given.cd), strict=True))
-    layers = _parts(weights, row.model.n_layers)
+    layers = in_parts(weights, row.model.n_layers)
     ends: TierName = "device" if given.wg == 1 else "host"
     of = {(kind, tier): layers[tier] for kind in ("attention", "mlp") for tier in TIERS}
     of |= {(kind, tier): int(tier == ends) for kind in ("embedding", "head") for tier in TIERS}
     units = named_units(row.model.n_layers, Counts(of, {}, 0.0, 0.0, 0.0))  # type: ignore[arg-type]
-    sequences = _parts(kv, policy.block_size)
+    sequences = in_parts(kv, policy.block_size)
     tokens = {tier: n * blocks_for(base.context or 0) * BLOCK for tier, n in sequences.items()}
     rows = policy.block_size * (row.s + 1)
     tile = min(base.tile_rows, rows)
@@ -157,12 +157,3 @@ def match(row: Row) -> Match:
 
 def matches() -> list[Match]:
     return [match(row) for row in TABLE]
-
-
-def _parts(fractions: dict[TierName, float], total: int) -> dict[TierName, int]:
-    """``total`` in whole parts nearest to the fractions."""
-    parts = {tier: int(fraction * total) for tier, fraction in fractions.items()}
-    rest = sorted(fractions, key=lambda tier: fractions[tier] * total - parts[tier], reverse=True)
-    for tier in rest[: total - sum(parts.values())]:
-        parts[tier] += 1
-    return parts

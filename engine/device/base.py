@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..quant.expand import Workspace
+from ..quant.kv import KVCodec
 from ..quant.matrix import QuantisedMatrix, StoredMatrix
 from ..storage.storage import Storage
 from ..weights import Matrix
@@ -35,8 +36,8 @@ class Slot(Protocol):
     def upload(self, n_bytes: int, source: Tensor | None = None) -> None:
         """Start the way of the first bytes of ``host``, or of ``source``, to ``content``."""
 
-    def download(self, n_bytes: int) -> None:
-        """Bring the first bytes of ``content``, as they were at ``retire``, to ``host``; once for each ``retire``."""
+    def download(self, at: int, n_bytes: int) -> None:
+        """Bring bytes of ``content``, as they were at ``retire``, to the same place of ``host``, and wait for them."""
 
     def wait(self) -> None:
         """What the engine's thread asks for from here on sees the uploaded bytes."""
@@ -81,6 +82,10 @@ class Device(ABC):
     def expand(self, matrix: QuantisedMatrix, buffer: Tensor, workspace: Workspace) -> Tensor:
         """A matrix in codes expanded into ``buffer``, as ``QuantisedMatrix.expand``."""
         return matrix.expand(buffer, workspace)
+
+    def kv_codec(self, head_dim: int) -> KVCodec:
+        """What brings K and V to four bits and back here. Raises ConfigError for heads that it cannot do."""
+        return KVCodec(head_dim, device=self.torch_device)
 
     @abstractmethod
     def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -153,7 +153,7 @@ class HostSlot:
         if source is not None:  # by numpy, which copies on this thread alone and without the interpreter lock
             np.copyto(self.host[:n_bytes].numpy(), source[:n_bytes].numpy())
 
-    def download(self, n_bytes: int) -> None:
+    def download(self, at: int, n_bytes: int) -> None:
         return
 
     def wait(self) -> None:

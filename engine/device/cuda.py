@@ -1,6 +1,5 @@
 """An NVIDIA GPU as the device that runs the model."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +25,8 @@ class CudaDevice(Device):
         self.torch_device = torch.device(name)
         self.dtype = dtype
         self._host = host
-        self._copies = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._uploads = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._downloads = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     @property
     def host(self) -> Device:
@@ -69,7 +69,7 @@ class CudaDevice(Device):
         return matrix.clone()
 
     def open_slot(self, n_bytes: int) -> "CudaSlot":
-        return CudaSlot(n_bytes, self.torch_device, self._copies)
+        return CudaSlot(n_bytes, self.torch_device, self._uploads, self._downloads)
 
     @property
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -97,12 +97,13 @@ class CudaDevice(Device):
 class CudaSlot:
     """Pinned memory, device memory of the same size, and the events that order their uses."""
 
-    def __init__(self, n_bytes: int, device: torch.device, copies: torch.cuda.Stream) -> None:
-        """``copies`` is the stream that uploads run on."""
+    def __init__(
+        self, n_bytes: int, device: torch.device, uploads: torch.cuda.Stream, downloads: torch.cuda.Stream
+    ) -> None:
+        """Copies to the device run on ``uploads``, those back beside them on ``downloads``."""
         self.host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
         self.content = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-        self._copies = copies
-        self._downloading, self._downloaded = threading.Lock(), False
+        self._uploads, self._downloads = uploads, downloads
         self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._retired = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -110,24 +111,21 @@ class CudaSlot:
         self._uploaded.synchronize()
 
     def upload(self, n_bytes: int, source: Tensor | None = None) -> None:
-        with torch.cuda.stream(self._copies):
-            self._copies.wait_event(self._retired)
+        with torch.cuda.stream(self._uploads):
+            self._uploads.wait_event(self._retired)
             self.content[:n_bytes].copy_((self.host if source is None else source)[:n_bytes], non_blocking=True)
-            self._uploaded.record(self._copies)
+            self._uploaded.record(self._uploads)
 
-    def download(self, n_bytes: int) -> None:
-        with self._downloading:  # several threads may store pieces of one slot
-            if self._downloaded:
-                return
-            with torch.cuda.stream(self._copies):
-                self._copies.wait_event(self._retired)
-                self.host[:n_bytes].copy_(self.content[:n_bytes], non_blocking=True)
-            self._copies.synchronize()
-            self._downloaded = True
+    def download(self, at: int, n_bytes: int) -> None:
+        part, done = slice(at, at + n_bytes), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._downloads):
+            self._downloads.wait_event(self._retired)
+            self.host[part].copy_(self.content[part], non_blocking=True)
+            done.record(self._downloads)
+        done.synchronize()
 
     def wait(self) -> None:
         torch.cuda.current_stream(self.content.device).wait_event(self._uploaded)
 
     def retire(self) -> None:
-        self._downloaded = False
         self._retired.record(torch.cuda.current_stream(self.content.device))

@@ -1,7 +1,8 @@
-"""Names of units written short: "layers.0-3" for the attention and the MLP of four layers."""
+"""Units by number and by name: whole parts of a total, spread evenly, and written short."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from ..config import TierName
 from ..placement import NAME
 
 
@@ -36,3 +37,25 @@ def _ranges(numbers: Sequence[int], suffix: str) -> Iterator[str]:
             first, last = numbers[start], numbers[at - 1]
             yield f"layers.{first}{'' if first == last else f'-{last}'}{suffix}"
             start = at
+
+
+def in_parts(shares: Mapping[TierName, float], total: int) -> dict[TierName, int]:
+    """``total`` in whole parts nearest to shares that sum to 1."""
+    parts = {tier: int(share * total) for tier, share in shares.items()}
+    rest = sorted(shares, key=lambda tier: shares[tier] * total - parts[tier], reverse=True)
+    for tier in rest[: total - sum(parts.values())]:
+        parts[tier] += 1
+    return parts
+
+
+def spread(shares: Mapping[TierName, int]) -> list[TierName]:
+    """So many of each, each as far behind its share of the row as may be."""
+    total = sum(shares.values())
+    given: dict[TierName, int] = dict.fromkeys(shares, 0)
+    row: list[TierName] = []
+    for at in range(1, total + 1):
+        left = [tier for tier in shares if given[tier] < shares[tier]]
+        tier = max(left, key=lambda tier: (shares[tier] * at / total - given[tier], shares[tier]))
+        given[tier] += 1
+        row.append(tier)
+    return row

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..config import EngineConfig, TierName
 from .plan import Plan, Prediction, Rejected
-from .search import Found, Progress, Tried, busy_shares, search
+from .search import Progress, Tried, busy_shares, search
 from .simulator.run import Simulation
 from .simulator.sample import predict_run
 from .task import Task
@@ -20,7 +20,7 @@ def make_plan(task: Task, progress: Progress | None = None) -> Plan:
     best = found.ranked[0]
     made = Plan.of(best.config, task.hardware.name, task.job)
     prediction = predict(task, best.config, best.simulation)
-    rejected = tuple(_rejected(task, best, lost) for lost in found.ranked[1 : SHOWN + 1]) or _estimated(task, found)
+    rejected = tuple(_rejected(task, best, lost) for lost in found.ranked[1 : SHOWN + 1])
     return Plan(made.model, made.hardware, made.job, made.settings, prediction, rejected, found.options)
 
 
@@ -67,20 +67,6 @@ def _rejected(task: Task, winner: Tried, lost: Tried) -> Rejected:
     if more and more[worst] > 0:
         reason += f": {worst} takes {mine[worst] * 1e3:.1f} ms a token instead of {theirs.get(worst, 0.0) * 1e3:.1f}"
     return Rejected(plan.summary(), throughput, reason)
-
-
-def _estimated(task: Task, found: Found) -> tuple[Rejected, ...]:
-    """What the cost model says of the others, where simulating each would take too long."""
-    best, *others = found.candidates or (None,)
-    return tuple(
-        Rejected(
-            Plan.of(lost.config, task.hardware.name, task.job).summary(),
-            task.job.gen_len / lost.second_per_sequence,
-            f"{lost.second_per_sequence / best.second_per_sequence:.2f} times as slow a token by the cost model alone",
-        )
-        for lost in others[:SHOWN]
-        if best is not None
-    )
 
 
 def _busy_a_token(simulation: Simulation) -> dict[str, float]:

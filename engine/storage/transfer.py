@@ -25,8 +25,12 @@ class Piece(Protocol):
         """The file or memory on the other side."""
 
     @property
+    def at(self) -> int:
+        """Its first byte in the slot."""
+
+    @property
     def n_bytes(self) -> int:
-        """Bytes moved."""
+        """Bytes moved; of a piece that is stored, those of the slot too."""
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
         """Fill, or store, this piece's bytes of a slot's ``host``."""
@@ -41,6 +45,10 @@ class WrappedPiece:
     @property
     def place(self) -> object:
         return self.piece.place
+
+    @property
+    def at(self) -> int:
+        return self.piece.at
 
     @property
     def n_bytes(self) -> int:
@@ -133,7 +141,7 @@ class Threads:
             try:
                 if piece is not None and transfer.error is None:
                     if transfer.store:
-                        transfer.slot.download(transfer.recipe.n_bytes)
+                        transfer.slot.download(piece.at, piece.n_bytes)
                     else:
                         transfer.slot.begin()
                     piece.run(transfer.slot.host, bounce)

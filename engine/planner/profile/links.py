@@ -24,7 +24,7 @@ def link_rates(device: Device, effort: Effort) -> tuple[float, float]:
         for i in range(UPLOADS):
             slot = slots[i % SLOTS]
             slot.retire()
-            slot.download(SLOT_BYTES)
+            slot.download(0, SLOT_BYTES)
 
     seconds = best_seconds({"up": timed(device, upload), "down": timed(device, download)}, effort)
     moved = UPLOADS * SLOT_BYTES

@@ -1,6 +1,6 @@
 """A device whose tensors have shapes and no content, and whose operations advance a clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from ...device import Device, Slot
 from ...device.cpu import LIBRARY_BYTES as CPU_LIBRARY_BYTES
 from ...device.cuda import LIBRARY_BYTES as CUDA_LIBRARY_BYTES
 from ...quant.expand import Workspace
+from ...quant.kv import KVCodec
 from ...quant.matrix import Int8Matrix, PackedMatrix, QuantisedMatrix, StoredMatrix
 from ...storage.transfer import WORKERS
 from ...weights import Matrix
@@ -36,7 +37,7 @@ class SimulatedSlot:
     def upload(self, n_bytes: int, source: Tensor | None = None) -> None:
         return
 
-    def download(self, n_bytes: int) -> None:
+    def download(self, at: int, n_bytes: int) -> None:
         return
 
     def wait(self) -> None:
@@ -44,6 +45,21 @@ class SimulatedSlot:
 
     def retire(self) -> None:
         return
+
+
+class SimulatedCodec(KVCodec):
+    """Takes its time to decode; encoding, of a position for every sequence and layer, is among the small operations."""
+
+    def __init__(self, head_dim: int, spend: Callable[[int], None]) -> None:
+        super().__init__(head_dim, device=META)
+        self._spend = spend
+
+    def encode(self, heads: Tensor, out: Tensor | None = None) -> Tensor:
+        return heads.new_empty((len(heads), self.row_bytes), dtype=torch.uint8) if out is None else out
+
+    def decode(self, rows: Tensor, out: Tensor) -> Tensor:
+        self._spend(out.numel())
+        return out
 
 
 class SimulatedDevice(Device):
@@ -59,7 +75,6 @@ class SimulatedDevice(Device):
         memory_bytes: int,
         *,
         host: "SimulatedDevice | None" = None,
-        kv_int4: bool = False,
     ) -> None:
         self.torch_device = META
         self.dtype = dtype
@@ -68,13 +83,12 @@ class SimulatedDevice(Device):
         self._processor = processor
         self._memory_bytes = memory_bytes
         self._host = host
-        self._kv_int4 = kv_int4
         self._kept: set[int] = set()
         """Weights in the layout that multiplies fastest, by identity."""
         self._name = "host" if host is None and links.to_host is not links.to_device else "device"
 
     @classmethod
-    def of(cls, hardware: Hardware, dtype: torch.dtype, kv_int4: bool = False) -> "SimulatedDevice":
+    def of(cls, hardware: Hardware, dtype: torch.dtype) -> "SimulatedDevice":
         """The device of a machine, at second 0."""
         clock = Clock()
         copy = Link(clock, "host memory", (hardware.host or hardware.device).memory_bytes_s / 2)
@@ -92,8 +106,8 @@ class SimulatedDevice(Device):
         storage = SimulatedStorage(clock, links, hardware.disk_bytes, hardware.disk_latency_s)
         host = None
         if hardware.host is not None:
-            host = cls(hardware.host, dtype, clock, links, storage, hardware.host_bytes, kv_int4=kv_int4)
-        return cls(hardware.device, dtype, clock, links, storage, hardware.device_bytes, host=host, kv_int4=kv_int4)
+            host = cls(hardware.host, dtype, clock, links, storage, hardware.host_bytes)
+        return cls(hardware.device, dtype, clock, links, storage, hardware.device_bytes, host=host)
 
     @property
     def host(self) -> Device:
@@ -129,18 +143,20 @@ class SimulatedDevice(Device):
         self._compute(elements / self._processor.expand_elements_s, "expanding weights")
         return buffer[:elements].view(matrix.shape)
 
+    def kv_codec(self, head_dim: int) -> KVCodec:
+        return SimulatedCodec(
+            head_dim, lambda elements: self._compute(elements / self._processor.expand_elements_s, "expanding KV")
+        )
+
     def decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         n_bytes = keys.nbytes + values.nbytes
         self._compute(n_bytes / self._processor.decode_attention(n_bytes), "decode attention")
-        self._expand_kv(keys.numel() + values.numel())
         return torch.empty_like(query)
 
     def chunk_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, start: int) -> Tensor:
         n_kv, group, count, width = query.shape
         flops = 4 * n_kv * group * count * width * (start + count / 2)
         self._compute(flops / self._processor.chunk_attention, "prompt attention")
-        if start:  # what precedes the chunk comes out of the cache
-            self._expand_kv(2 * n_kv * start * width)
         return torch.empty_like(query)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -184,10 +200,6 @@ class SimulatedDevice(Device):
 
     def _compute(self, seconds: float, what: str) -> None:
         self.clock.compute(seconds, self._name, what)
-
-    def _expand_kv(self, elements: int) -> None:
-        if self._kv_int4:
-            self._compute(elements / self._processor.expand_elements_s, "expanding KV")
 
     def _move(self, link: Link, values: Tensor) -> Tensor:
         if self._host is not None:

@@ -78,14 +78,17 @@ class Simulated(NamedTuple):
 
 def build_simulated(config: EngineConfig, sizes: Sizes, hardware: Hardware) -> Simulated:
     """``build.build`` for a model of which there are only ``sizes``. Raises as ``budget.divide``."""
-    device = SimulatedDevice.of(hardware, sizes.dtype, config.kv_dtype == "int4")
+    device = SimulatedDevice.of(hardware, sizes.dtype)
     budget = divide(config, sizes, device)
     layouts = Layouts(SimulatedIndex(sizes), sizes.spec, sizes.dtype, sizes.quantisation, device.storage)
     return Simulated(assemble(config, sizes.spec, layouts, None, device, budget), device, budget.placement)
 
 
-def simulate(config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job) -> Simulation:
-    """Carry out ``job`` as ``config`` has it, by the engine's own scheduler and executor.
+def simulate(
+    config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job, *, prefilled: bool = False
+) -> Simulation:
+    """Carry out ``job`` as ``config`` has it, by the engine's own scheduler and executor. If it is ``prefilled``, all
+    positions of the prompts but the last have their KV already.
 
     Raises ConfigError and OutOfMemoryError as the engine would when it is loaded.
     """
@@ -95,7 +98,7 @@ def simulate(config: EngineConfig, sizes: Sizes, hardware: Hardware, job: Job) -
         model = CostModel(sizes, hardware, job)
         on_disk = parts.weights.embedding.on_disk
         with Shortcuts():
-            return _run(built, job, model.lookups_s(1) if on_disk else 0.0)
+            return _run(built, job, model.lookups_s(1) if on_disk else 0.0, prefilled)
     finally:
         parts.close()
 
@@ -115,7 +118,7 @@ class _Source:
         return torch.empty(rows, self.width, dtype=self.device.dtype, device=META)
 
 
-def _run(built: Simulated, job: Job, lookup_s: float) -> Simulation:
+def _run(built: Simulated, job: Job, lookup_s: float, prefilled: bool) -> Simulation:
     parts, device = built.parts, built.device
     config, spec, clock = parts.config, parts.spec, device.clock
     layers = range(spec.n_layers)
@@ -124,6 +127,9 @@ def _run(built: Simulated, job: Job, lookup_s: float) -> Simulation:
     )
     for number in range(job.n_sequences):
         scheduler.add(_sequence(number, job, spec))
+    if prefilled:
+        for sequence in scheduler.waiting:
+            sequence.kv.set(layers, job.prompt_len - 1)
     source = _Source(spec.hidden_size, device, lookup_s)
     begun_s, loaded = clock.now_s, len(clock.timeline)
     prefill_s = decode_s = 0.0
@@ -141,7 +147,7 @@ def _run(built: Simulated, job: Job, lookup_s: float) -> Simulation:
                 if len(share.sequence.output) == job.gen_len:
                     scheduler.remove(share.sequence)
         sweeps, tokens = sweeps + 1, tokens + made
-        decodes = all(share.start >= job.prompt_len for share in shares)
+        decodes = all(share.start >= job.prompt_len - prefilled for share in shares)
         if decodes:
             decode_s += clock.now_s - start_s
             decode_tokens += made
@@ -154,11 +160,10 @@ def _run(built: Simulated, job: Job, lookup_s: float) -> Simulation:
             f"{len(scheduler.waiting)} of {job.n_sequences} sequences of {job.context} positions find no room for "
             "their KV; raise kv_tokens, kv_host_tokens or kv_disk_tokens"
         )
-    shifted = tuple(
-        Busy(busy.resource, max(0.0, busy.start_s - begun_s), busy.end_s - begun_s, busy.what)
-        for busy in clock.timeline[loaded:]
-    )
-    return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, shifted, built.memory, shown[1])
+    shown_s, timeline = shown[1], clock.timeline[loaded:]
+    for busy in timeline:
+        busy.start_s, busy.end_s = max(0.0, busy.start_s - begun_s), busy.end_s - begun_s
+    return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, tuple(timeline), built.memory, shown_s)
 
 
 def _sequence(number: int, job: Job, spec: ModelSpec) -> Sequence:

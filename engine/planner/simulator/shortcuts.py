@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _LIKE_FIRST = {
+    torch.empty_like,
     F.layer_norm,
     F.rms_norm,
     F.relu,
@@ -44,6 +45,18 @@ class Shortcuts(TorchFunctionMode):
     ) -> Any:
         if func in _LIKE_FIRST and args[0].is_meta:
             return args[0].new_empty(args[0].shape)
+        if func is torch.cat and args[0][0].is_meta:
+            return _joined(*args, **(kwargs or {}))
+        if func is torch.index_select and kwargs and "out" in kwargs:
+            return kwargs["out"]
         if func in _IN_PLACE and args[0].is_meta:
             return args[0]
         return func(*args, **(kwargs or {}))
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    if out is not None:
+        return out
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return tensors[0].new_empty(shape)

@@ -66,7 +66,7 @@ class SimulatedWorkers:
         self._clock.spend(len(recipe.pieces) * self._handover_s, "device", "handing over")
         at_s, crosses = self._clock.now_s, slot.content is not slot.host
         if store and crosses:
-            at_s = self._links.to_host.carry(recipe.n_bytes, at_s, "store")
+            at_s = self._links.to_host.carry(sum(piece.n_bytes for piece in recipe.pieces), at_s, "store")
         for piece in recipe.pieces:
             at_s = cast(SimulatedPlace, piece.place).link.carry(
                 piece.n_bytes, at_s, "store" if store else "load", store

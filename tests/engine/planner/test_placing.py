@@ -12,7 +12,7 @@ from engine.placement import named
 from engine.planner.costs import CostModel, Costs, Option
 from engine.planner.job import Job
 from engine.planner.places import compact
-from engine.planner.placing import KINDS, Counts, Room, Shape, named_units, place
+from engine.planner.placing import KINDS, Counts, Placer, Room, Shape, named_units, together
 from engine.sizes import Sizes
 from engine.units import Unit, units
 
@@ -76,7 +76,7 @@ def everything_tried(shape: Shape, costs: Costs, room: Room) -> float | None:
         read[head] += size["embedding"] if shape.tied else size["head"]
         read["device"] = 0.0
         prefill, decode = (
-            max(form.seconds(read, sequences, embedding == "disk") for form in forms.values())
+            together([form.seconds(read, sequences, embedding == "disk") for form in forms.values()], True)
             for forms in (costs.prefill, costs.decode)
         )
         total = prefill + costs.decode_sweeps * decode
@@ -87,7 +87,7 @@ def everything_tried(shape: Shape, costs: Costs, room: Room) -> float | None:
 @pytest.mark.parametrize("seed", range(25))
 def test_no_placement_is_faster_than_the_one_found(seed: int) -> None:
     shape, costs, room = case(seed)
-    expected, found = everything_tried(shape, costs, room), place(shape, costs, room)
+    expected, found = everything_tried(shape, costs, room), Placer().place(shape, costs, room)
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
         assert found.total_s == pytest.approx(expected, rel=1e-6)
@@ -95,10 +95,10 @@ def test_no_placement_is_faster_than_the_one_found(seed: int) -> None:
 
 def test_a_limit_on_the_time_is_kept() -> None:
     shape, costs, room = case(3)
-    found = place(shape, costs, room)
+    found = Placer().place(shape, costs, room)
     assert found is not None
-    assert place(shape, costs, room, most_s=found.total_s * 0.99) is None
-    assert place(shape, costs, room, most_s=found.total_s * 1.01) is not None
+    assert Placer().place(shape, costs, room, most_s=found.total_s * 0.99) is None
+    assert Placer().place(shape, costs, room, most_s=found.total_s * 1.01) is not None
 
 
 def test_units_are_named_once_each_and_spread_evenly() -> None:

@@ -45,6 +45,7 @@ class StorePiece:
     def __init__(self, owner: Store, key: Hashable, half: int, store: bool) -> None:
         self.owner, self.key, self.store = owner, key, store
         self.place = owner
+        self.at = half * SIZE // 2
         self.part = slice(half * SIZE // 2, (half + 1) * SIZE // 2)
 
     def run(self, host: Tensor, bounce: Bounce) -> None:
