@@ -38,7 +38,7 @@ def machine(paper: PaperHardware = T4) -> Hardware:
         return Processor(
             products={"float16": products},
             decode_attention=Curve(((1.0, attention),)),
-            chunk_attention=paper.bmm_flops_prefill,
+            chunk_attention=Curve(((1.0, paper.bmm_flops_prefill),)),
             memory_bytes_s=FREE,
             expand_elements_s=FREE,
             layer_s=0.0,

@@ -122,7 +122,7 @@ def _rest(hardware: Hardware) -> Table:
             continue
         if isinstance(figure, Curve):
             for size, rate in figure.points:
-                table.add_row(f"{name}, {format_bytes(size)} a call", f"{format_bytes(rate)}/s")
+                table.add_row(*_point(name, size, rate))
         else:
             table.add_row(name, _readable(name, figure))
     return table
@@ -135,10 +135,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _point(path: str, size: float, rate: float) -> tuple[str, str]:
+    if path.endswith("decode_attention"):
+        return f"{path}, {format_bytes(size)} a call", f"{format_bytes(rate)}/s"
+    if path.endswith("chunk_attention"):
+        return f"{path}, {_short(size)}FLOP a call", f"{_short(rate)}FLOP/s"
+    return f"{path}, {size:.0f} rows", f"{rate:.2f}"  # a ratio of rates
+
+
 def _readable(path: str, figure: float) -> str:
     name = path.rpartition(".")[2]
-    if name == "chunk_attention":
-        return f"{_short(figure)}FLOP/s"
     if name == "expand_elements_s":
         return f"{_short(figure)}elements/s"
     if name == "read_cpu_s":

@@ -16,7 +16,7 @@ from ..kv import BLOCK, KVFormat, blocks_for
 from ..quant.matrix import KERNEL_ROWS
 from ..sizes import Sizes
 from ..units import Unit
-from .hardware import Hardware, Processor
+from .hardware import Hardware, Processor, small_bytes
 from .job import Job
 
 Resource = Literal["compute", "disk", "to device", "to host"]
@@ -135,7 +135,7 @@ class CostModel:
         whole = option.block * job.prompt_len / rows
         attention = 4 * spec.q_size * spec.n_layers * job.prompt_len**2 / 2
         compute = Form(whole * per_sweep + self._head_s(processor, option.block))
-        compute.fixed += option.block * attention / processor.chunk_attention
+        compute.fixed += option.block * attention / processor.chunk_attention(attention / spec.n_layers)
         forms: Forms = {resource: Form() for resource in RESOURCES} | {"compute": compute}
         self._weights(forms, sweeps, rows)
         compute.lookups = self.lookups_s(option.block * job.prompt_len)
@@ -199,8 +199,7 @@ class CostModel:
         """A layer without its attention, for so many rows."""
         spec = self.sizes.spec
         products = 4 * processor.product_s(self._kind(rows), rows, self._layer_elements // 4)
-        widths = 2 * (spec.q_size + spec.kv_size) + 4 * spec.hidden_size + (3 if spec.gated_mlp else 2) * spec.mlp_size
-        small = 2 * rows * widths * self.sizes.dtype.itemsize / processor.memory_bytes_s
+        small = small_bytes(spec, rows, self.sizes.dtype.itemsize) / processor.memory_bytes_s
         return products + small + processor.layer_s * max(1, -(-rows // TILE_ROWS))
 
     def _as_read_s(self, rows: int) -> float:

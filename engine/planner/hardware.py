@@ -16,6 +16,7 @@ import yaml
 from ..errors import ConfigError
 from ..files import write_whole
 from ..numbers import is_number
+from ..spec import ModelSpec
 
 BUILT_IN = Path(__file__).with_name("hardware")
 PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
@@ -25,7 +26,7 @@ SMALL, LARGE = 900_000, 12_000_000
 """Elements of a matrix of a model of 100 million weights, and of one of 1 billion and more."""
 LEAST, MOST = 1e-18, 1e24
 """Bounds of every figure, whatever its unit."""
-RATES = ("chunk_attention", "memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
+RATES = ("memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
 """Figures of a processor that are single numbers."""
 REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s")
 """Figures that not every machine has."""
@@ -52,6 +53,12 @@ class Curve:
 SAME = Curve(((1.0, 1.0),))
 
 
+def small_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
+    """What a layer's small operations are counted as: its products' inputs and outputs, read or written twice."""
+    widths = 2 * (spec.q_size + spec.kv_size) + 4 * spec.hidden_size + (3 if spec.gated_mlp else 2) * spec.mlp_size
+    return 2 * rows * widths * itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class Processor:
     """What multiplies: a GPU, or the cores of a host. Rates are of the whole of it."""
@@ -60,10 +67,12 @@ class Processor:
     """FLOP/s of ``rows`` times a weight matrix that comes from memory, by rows; for some of PRODUCTS."""
     decode_attention: Curve
     """KV bytes a second that decode attends to, gathering included, by the KV bytes of one call."""
-    chunk_attention: float
-    """FLOP/s of a prompt's attention: 4 * head_dim for each query head and each pair of a position and one it sees."""
+    chunk_attention: Curve
+    """FLOP/s of a prompt's attention, by the FLOPs of one call: 4 * head_dim for each query head and each pair of a
+    position and one it sees."""
     memory_bytes_s: float
-    """Bytes a second that norms, additions and activations read and write."""
+    """Bytes a second of what norms, rotations, additions and activations read and write, counted by
+    ``small_bytes``."""
     expand_elements_s: float
     """Elements a second from 4-bit codes to the compute dtype."""
     layer_s: float
@@ -261,7 +270,7 @@ def _processor(given: _Given) -> Processor:
     made = Processor(
         products={kind: products.curve(kind) for kind in kinds},
         decode_attention=given.curve("decode_attention"),
-        chunk_attention=given.number("chunk_attention"),
+        chunk_attention=given.curve("chunk_attention"),
         memory_bytes_s=given.number("memory_bytes_s"),
         expand_elements_s=given.number("expand_elements_s"),
         layer_s=given.number("layer_s", 0.0),
@@ -277,6 +286,7 @@ def _processor(given: _Given) -> Processor:
 def _figures(path: str, processor: Processor) -> dict[str, float | Curve]:
     found: dict[str, float | Curve] = {f"{path}.products.{kind}": curve for kind, curve in processor.products.items()}
     found[f"{path}.decode_attention"] = processor.decode_attention
+    found[f"{path}.chunk_attention"] = processor.chunk_attention
     for name in ("as_read", "small"):
         if getattr(processor, name) != SAME:
             found[f"{path}.{name}"] = getattr(processor, name)
@@ -286,6 +296,7 @@ def _figures(path: str, processor: Processor) -> dict[str, float | Curve]:
 def _processor_dict(processor: Processor) -> dict[str, Any]:
     content: dict[str, Any] = {"products": {kind: _curve_dict(curve) for kind, curve in processor.products.items()}}
     content["decode_attention"] = _curve_dict(processor.decode_attention)
+    content["chunk_attention"] = _curve_dict(processor.chunk_attention)
     for name in ("as_read", "small"):
         if getattr(processor, name) != SAME:
             content[name] = _curve_dict(getattr(processor, name))

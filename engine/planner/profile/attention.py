@@ -26,10 +26,8 @@ POOL_BYTES = 2**27
 """K and V that calls go through one after another, so that they come from memory and not from a cache."""
 SEED = 2**20
 """Of its elements, those that are drawn; they are repeated."""
-CHUNK = 512
-"""Positions of a chunk; as many as an engine prefills in one sweep by default."""
-CHUNK_STARTS = (0, 1536)
-CHUNK_REPEATS = 2
+CHUNKS = ((16, 0, 32), (128, 0, 8), (512, 0, 2), (512, 1536, 2))
+"""Positions of a chunk, which of the sequence's positions is its first, and how many such chunks make a run."""
 
 
 class Bench:
@@ -62,12 +60,12 @@ class Bench:
             groups += self._planner.plan(spans, [], None)
         return self._attend(groups, sequences), self.n_blocks // per_call
 
-    def chunk(self, start: int) -> tuple[Callable[[], None], float]:
-        """Chunks whose first position is number ``start``; and the FLOPs of their attention."""
-        blocks = list(range((start + CHUNK) // BLOCK))
-        groups = self._planner.plan([], [Span(0, start, CHUNK, blocks)] * CHUNK_REPEATS, None)
-        seen = CHUNK * start + CHUNK * (CHUNK + 1) / 2  # pairs of a query and a key
-        return self._attend(groups, CHUNK), 4.0 * self.spec.q_size * seen * CHUNK_REPEATS
+    def chunk(self, count: int, start: int, repeats: int) -> tuple[Callable[[], None], float]:
+        """Chunks of so many positions, the first number ``start``; and the FLOPs of one."""
+        blocks = list(range((start + count) // BLOCK))
+        groups = self._planner.plan([], [Span(0, start, count, blocks)] * repeats, None)
+        seen = count * start + count * (count + 1) / 2  # pairs of a query and a key
+        return self._attend(groups, count), 4.0 * self.spec.q_size * seen
 
     def _attend(self, groups: Sequence[AttentionGroup], rows: int) -> Callable[[], None]:
         width = self.spec.q_size + 2 * self.spec.kv_size
@@ -80,8 +78,8 @@ class Bench:
         return work
 
 
-def attention_rates(device: Device, effort: Effort) -> tuple[Curve, float]:
-    """KV bytes a second of decode by the bytes of one call, and FLOP/s of a prompt's chunks.
+def attention_rates(device: Device, effort: Effort) -> tuple[Curve, Curve]:
+    """KV bytes a second of decode by the bytes of one call, and FLOP/s of a prompt's chunks by the FLOPs of one.
 
     Each is the mean over grouped and multi-head attention, short and long sequences, as long as calls of all of them
     take together.
@@ -110,11 +108,16 @@ def _decode(benches: Sequence[Bench], effort: Effort) -> Curve:
     return Curve(tuple(points))
 
 
-def _chunks(benches: Sequence[Bench], effort: Effort) -> float:
+def _chunks(benches: Sequence[Bench], effort: Effort) -> Curve:
     runs: dict[tuple[int, int], Run] = {}
-    flops = 0.0
-    for (number, bench), start in product(enumerate(benches), CHUNK_STARTS):
-        work, of_these = bench.chunk(start)
-        runs[number, start] = timed(bench.device, work)
-        flops += of_these
-    return flops / sum(best_seconds(runs, effort).values())
+    flops: dict[tuple[int, int], float] = {}
+    for (number, bench), (at, chunk) in product(enumerate(benches), enumerate(CHUNKS)):
+        work, flops[number, at] = bench.chunk(*chunk)
+        runs[number, at] = timed(bench.device, work)
+    seconds = best_seconds(runs, effort)
+    points = []
+    for at, (_, _, repeats) in enumerate(CHUNKS):
+        done = sum(flops[number, at] for number in range(len(benches)))
+        took_s = sum(seconds[number, at] for number in range(len(benches))) / repeats
+        points.append((done / len(benches), done / took_s))
+    return Curve(tuple(points))

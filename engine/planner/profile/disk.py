@@ -1,25 +1,27 @@
 """The disk as weights and KV use it: a ring's threads move pieces between slots and a file, past the page cache."""
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from ...config import format_bytes
 from ...device import Device
 from ...errors import ConfigError
-from ...storage.direct import ALIGN, PIECE_BYTES, Bounce
+from ...storage.direct import ALIGN, PIECE_BYTES
 from ...storage.ring import Ring
 from ...storage.spill import BlockPiece, SpillFile
-from ...storage.transfer import Recipe, Threads, WrappedPiece
+from ...storage.transfer import Recipe, Threads
 from .identity import existing
+from .timing import Run
 
 SLOTS = 3
 LOOKUPS = 256
 """Small reads, of which the mean is taken."""
+RUNS, TURN_S = 5, 0.4
+"""Least number of runs, and seconds, of products alone or beside reading."""
 PIECES = 4
 """Of a slot, which is then as large as a small layer."""
 
@@ -32,15 +34,16 @@ class Disk:
     read: float
     write: float
     read_cpu_s: float
-    """Processor seconds of the reading threads, for each byte."""
+    """Seconds by which reading a byte delays the products beside it."""
     direct: bool
     """Past the page cache; not every file system can."""
     latency_s: float
     """Of a read of one block, one after another."""
 
 
-def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device) -> Disk:
-    """Write and read a file of ``n_bytes`` without a name, which leaves nothing behind however this ends.
+def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device, work: Run) -> Disk:
+    """Write and read a file of ``n_bytes`` without a name, which leaves nothing behind however this ends; and read it
+    beside ``work``, which computes as a model does.
 
     Raises ConfigError if there is no room for it, HeliosError if the directory cannot be written to.
     """
@@ -52,7 +55,8 @@ def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device) -> 
             write_s += bench.write()
             read_s += bench.read()
         total = bench.n_bytes * passes
-        return Disk(free, total / read_s, total / write_s, sum(bench.cpu_s) / total, bench.direct, bench.latency_s())
+        delay_s = bench.delay_s(work, passes)
+        return Disk(free, total / read_s, total / write_s, delay_s, bench.direct, bench.latency_s())
     finally:
         bench.close()
 
@@ -67,18 +71,6 @@ def _require_room(directory: Path, n_bytes: int) -> int:
     return free
 
 
-@dataclass(slots=True)
-class _Timed(WrappedPiece):
-    """A piece that notes the processor time it takes."""
-
-    cpu_s: list[float]
-
-    def run(self, host: Tensor, bounce: Bounce) -> None:
-        begun = time.thread_time()
-        self.piece.run(host, bounce)
-        self.cpu_s.append(time.thread_time() - begun)
-
-
 class _Bench:
     """A file, and passes over the whole of it."""
 
@@ -91,8 +83,6 @@ class _Bench:
             slot.host.random_()  # zeros may be stored as nothing
         self._spill = SpillFile(directory, self.n_bytes, PIECE_BYTES)
         self.direct = self._spill.direct
-        self.cpu_s: list[float] = []
-        """Of each piece that was read."""
 
     def write(self) -> float:
         """Seconds of a pass."""
@@ -101,6 +91,17 @@ class _Bench:
     def read(self) -> float:
         """Likewise."""
         return self._pass(lambda unit: self._recipe(unit, store=False), lambda _: None)
+
+    def delay_s(self, work: Run, turns: int) -> float:
+        """By how much ``work`` takes longer for each byte that is read beside it: turns alone and beside in between."""
+        alone_s = beside_s = read_s = 0.0
+        passes = 0
+        for _ in range(turns):
+            alone_s += _mean_seconds(work)
+            with _Beside(self.read) as reader:
+                beside_s += _mean_seconds(work)
+            passes, read_s = passes + reader.count, read_s + reader.seconds
+        return max(0.0, beside_s / alone_s - 1) * read_s / (passes * self.n_bytes)
 
     def latency_s(self) -> float:
         """Seconds of a read of one block somewhere in the file."""
@@ -132,4 +133,39 @@ class _Bench:
         pieces = [
             BlockPiece(self._spill, unit * size + at, at, PIECE_BYTES, store) for at in range(0, size, PIECE_BYTES)
         ]
-        return Recipe(size, pieces if store else [_Timed(piece, self.cpu_s) for piece in pieces])
+        return Recipe(size, pieces)
+
+
+class _Beside:
+    """Does something over and over in a thread, at least once, while a ``with`` block is left."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action, self._stop = action, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="helios-profile-reader", daemon=True)
+        self.count = 0
+        self.seconds = 0.0
+        """That all took."""
+
+    def __enter__(self) -> "_Beside":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        begun = time.perf_counter()
+        while not self.count or not self._stop.is_set():
+            self._action()
+            self.count += 1
+        self.seconds = time.perf_counter() - begun
+
+
+def _mean_seconds(work: Run) -> float:
+    """Of a run, over TURN_S and at least RUNS."""
+    times = [work() for _ in range(RUNS)]
+    ends = time.perf_counter() + TURN_S
+    while time.perf_counter() < ends:
+        times.append(work())
+    return sum(times) / len(times)

@@ -17,7 +17,16 @@ from .disk import measure_disk
 from .identity import default_offload_dir, identity
 from .links import link_rates
 from .overhead import measure_overhead
-from .products import INT4, INT8, as_read_ratio, expansion_rate, packed_rates, product_rates, small_ratio
+from .products import (
+    INT4,
+    INT8,
+    as_read_ratio,
+    decode_products,
+    expansion_rate,
+    packed_rates,
+    product_rates,
+    small_ratio,
+)
 from .quiet import QUIET_CORES, others_busy
 from .store import machine_name
 from .timing import FULL, QUICK, Effort, Progress
@@ -52,7 +61,9 @@ def profile_machine(
     busy = others_busy()
     if busy > QUIET_CORES:
         step.notice(f"other processes keep {busy:.1f} cores busy: what is measured will be too slow")
-    disk = step("disk", partial(measure_disk, directory, effort.disk_bytes, effort.rounds, opened))
+    disk = step(
+        "disk", partial(measure_disk, directory, effort.disk_bytes, effort.rounds, opened, decode_products(opened))
+    )
     dtypes = dict.fromkeys((*opened.fast_dtypes, opened.dtype))
     measured = Hardware(
         name=machine_name(),

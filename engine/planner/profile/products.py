@@ -24,6 +24,8 @@ SEED_ROWS = 64
 EMULATED_ROWS = 8
 """Rows up to which products in a type that the device has to emulate are measured: they take very long, and more rows
 go no faster."""
+LAYERS, DECODED = 16, 8
+"""Layers and sequences of ``decode_products``: a few milliseconds."""
 INT4 = Scheme(bits=4)
 INT8 = Scheme(bits=8, group_size=None)
 """The schemes that torch has packed kernels for, with their usual groups."""
@@ -81,6 +83,14 @@ def product_rates(device: Device, effort: Effort, keep: bool = True, load: Load 
     sets = [[copy(matrix) for matrix in drawn] for _ in range(load.sets(device.dtype.itemsize, device))]
     rows = [count for count in effort.rows if count <= EMULATED_ROWS or device.dtype in device.fast_dtypes]
     return _rates(device, load, sets, rows, effort)
+
+
+def decode_products(device: Device) -> Run:
+    """The products of a few layers of a small model for a few sequences, by weights that come from memory."""
+    load = SMALL_CORES if device.host is device else GPU
+    drawn = [_matrix(shape, device) for shape in load.shapes]
+    sets = [[device.keep_matrix(matrix) for matrix in drawn] for _ in range(LAYERS)]
+    return timed(device, _multiply(device, load, sets, DECODED))
 
 
 def packed_rates(device: Device, scheme: Scheme, effort: Effort) -> Curve | None:

@@ -156,7 +156,7 @@ class SimulatedDevice(Device):
     def chunk_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, start: int) -> Tensor:
         n_kv, group, count, width = query.shape
         flops = 4 * n_kv * group * count * width * (start + count / 2)
-        self._compute(flops / self._processor.chunk_attention, "prompt attention")
+        self._compute(flops / self._processor.chunk_attention(flops), "prompt attention")
         return torch.empty_like(query)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ def processor(**changes: Any) -> Processor:
     values: dict[str, Any] = {
         "products": {"bfloat16": Curve(((1.0, 2e10), (64.0, 4e11))), "int4": flat(4e10)},
         "decode_attention": flat(5e9),
-        "chunk_attention": 1e11,
+        "chunk_attention": flat(1e11),
         "memory_bytes_s": 2e10,
         "expand_elements_s": 2e9,
         "layer_s": 1e-4,

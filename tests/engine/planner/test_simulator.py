@@ -21,7 +21,9 @@ from .machines import flat, laptop, llama, processor, workstation
 
 MIB = 2**20
 JOB = Job(prompt_len=40, gen_len=5, n_sequences=6)
-FAST = processor(products={"bfloat16": flat(1e15)}, decode_attention=flat(1e15), chunk_attention=1e15, layer_s=0.0)
+FAST = processor(
+    products={"bfloat16": flat(1e15)}, decode_attention=flat(1e15), chunk_attention=flat(1e15), layer_s=0.0
+)
 FAST = replace(FAST, memory_bytes_s=1e15, sweep_s=0.0)
 
 
