@@ -20,6 +20,7 @@ from .rope import Rope
 from .sampling import Sampler
 from .sizes import Sizes
 from .spec import ModelSpec
+from .storage.storage import Storage
 from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
 from .tiers import Tiers
@@ -57,8 +58,8 @@ class Parts:
         self.opened.close()
 
 
-def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -> Parts:
-    """Load a model. ``progress`` is told of the weight bytes read.
+def build(config: EngineConfig, progress: Callable[[int], None] | None = None, storage: Storage | None = None) -> Parts:
+    """Load a model. ``progress`` is told of the weight bytes read; ``storage`` opens files, if not the device's own.
 
     Raises a HeliosError: ConfigError, ModelNotFoundError, CheckpointError, UnsupportedModelError, OutOfMemoryError.
     """
@@ -74,6 +75,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None) -
 
         config = planned(config, spec, quantisation)
     device = open_device(config)
+    device.storage = storage or device.storage
     budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
     check_model(checkpoint, spec)
     layouts = Layouts(checkpoint, spec, device.dtype, quantisation, device.storage)

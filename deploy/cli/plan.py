@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from engine.config import format_bytes
+from engine.errors import ConfigError
+
 from .options import AsJson
 from .terminal import Terminal, native_output_apart
 
 if TYPE_CHECKING:
     from engine.planner.plan import Plan
     from engine.planner.task import Task
+    from engine.planner.trial import Trial
 
 _JOB, _LIMITS = "Job", "Limits"
 
@@ -47,7 +51,12 @@ def plan(
         Path | None, typer.Option(help="Try this plan on its own job, as it is or edited, instead of looking for one.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Save the plan.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw a sweep's timeline: a .png, .svg or .pdf.")] = None,
+    trial: Annotated[
+        bool, typer.Option("--try", help="Carry the plan out here, with random prompts, and measure it.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw a sweep's timeline, with --try the real one's: a .png, .svg or .pdf.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out how a model runs fastest on a machine: what lives where, how many sequences at once, in which order.
@@ -61,6 +70,8 @@ def plan(
         helios plan ./opt-30b --hardware t4 --sequences 144 -o plan.yaml --picture sweep.png
 
         helios plan ./opt-30b --hardware t4 --check plan.yaml
+
+        helios plan smollm2-135m-instruct --budget 250MB --sequences 8 --try --picture real.png
     """
     from engine.planner.job import Job
     from engine.planner.plan import Plan
@@ -69,6 +80,10 @@ def plan(
     from ..models.cli import progress
     from .planning import task_of
 
+    if trial and (hardware or quantize or depth or stages > 1):
+        raise ConfigError(
+            "--try runs the model as it is on this machine; leave out --hardware, --quantize, --depth and --stages"
+        )
     given = None if check is None else Plan.load(check)
     job = Job(prompt_len, gen_len, sequences) if given is None else given.job
     task = task_of(
@@ -89,40 +104,56 @@ def plan(
             made = make_plan(task, lambda done, total: report("trying plans", done, total))
     if out is not None:
         made.save(out)
+    measured = _carry_out(made, task) if trial else None
     if picture is not None:
-        _draw(made, task, picture)
+        _draw(made, task, measured, picture)
     if as_json:
-        typer.echo(json.dumps(made.to_dict(), indent=2))
+        content = made.to_dict() | ({"measured": measured.figures()} if measured else {})
+        typer.echo(json.dumps(content, indent=2))
     else:
-        _show(made)
+        _show(made, measured)
 
 
-def _draw(made: "Plan", task: "Task", path: Path) -> None:
+def _carry_out(made: "Plan", task: "Task") -> "Trial":
+    from engine.planner.trial import carry_out
+
+    from ..models.cli import progress
+
+    config = made.config(task.base())
+    with progress() as report:
+        return carry_out(config, task.block(config), lambda done, total: report("carrying it out", done, total))
+
+
+def _draw(made: "Plan", task: "Task", measured: "Trial | None", path: Path) -> None:
     from engine.planner.picture import draw
     from engine.planner.simulator.sample import predict_run
 
+    if measured is not None:
+        draw(measured.timeline, path, f"{made.model} here: a sweep", *measured.shown_s)
+        return
     config = made.config(task.base())
     simulation = predict_run(config, task.sizes, task.hardware, task.block(config))
     part = " of some layers" if simulation.sampled else ""
     draw(simulation.timeline, path, f"{made.model} on {made.hardware}: a sweep{part}", *simulation.shown_s)
 
 
-def _show(made: "Plan") -> None:
-    from engine.config import format_bytes
-
+def _show(made: "Plan", measured: "Trial | None") -> None:
     terminal, found = Terminal(), made.prediction
     among = f", the best of {made.tried} ways to do it" if made.tried else ""
     terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}{among}")
     settings = Table("setting", "value", title="Plan", title_justify="left")
     for name, value in made.settings.items():
-        settings.add_row(name, _setting(name, value, format_bytes))
+        settings.add_row(name, _setting(name, value))
     terminal.print(settings)
     if found is None:
         return
-    expected = Table("expected", "", title="Expected", title_justify="left")
-    expected.add_row("throughput", f"{found.throughput:.2f} tokens/s, {found.decode_throughput:.2f} in decode")
-    expected.add_row("prefill, decode", f"{found.prefill_s:.2f} s, {found.decode_s:.2f} s")
-    expected.add_row("latency of a block", f"{found.latency_s:.2f} s")
+    expected = Table("", "expected", *(["measured"] if measured else []), title="Speed", title_justify="left")
+    for name, form in (
+        ("throughput", "{0.throughput:.2f} tokens/s, {0.decode_throughput:.2f} in decode"),
+        ("prefill, decode", "{0.prefill_s:.2f} s, {0.decode_s:.2f} s"),
+        ("latency of a block", "{0.latency_s:.2f} s"),
+    ):
+        expected.add_row(name, form.format(found), *([form.format(measured)] if measured else []))
     expected.add_row("limited by", found.bound)
     terminal.print(expected)
     memory = Table("tier", "use", "bytes", title="Memory", title_justify="left")
@@ -134,7 +165,7 @@ def _show(made: "Plan") -> None:
         terminal.print(f"not: {lost.summary} ({lost.throughput:.2f} tokens/s; {lost.reason})")
 
 
-def _setting(name: str, value: Any, format_bytes: Any) -> str:
+def _setting(name: str, value: Any) -> str:
     if name == "weights":
         return "; ".join(f"{tier}: {', '.join(names)}" for tier, names in value.items() if names)
     return format_bytes(value) if name.endswith("_bytes") and value is not None else str(value)

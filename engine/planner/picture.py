@@ -7,6 +7,7 @@ from ..errors import ConfigError
 from .simulator.clock import Busy
 
 COLOURS = {
+    "computing": "#4477aa",
     "products": "#4477aa",
     "small operations": "#66ccee",
     "decode attention": "#228833",

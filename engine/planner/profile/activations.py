@@ -9,7 +9,7 @@ from ...device import Device
 from ...rope import rotate_
 from ...weights import NormWeights
 from ..hardware import small_bytes
-from .timing import Effort, best_seconds, timed
+from .timing import Effort, timed, usual_seconds
 from .toy import llama_spec
 
 HIDDEN, HEADS = 1024, 16
@@ -38,4 +38,4 @@ def memory_rate(device: Device, effort: Effort) -> float:
         update.add_(hidden)
 
     moved = small_bytes(spec, TILE_ROWS, device.dtype.itemsize)
-    return moved / best_seconds({"all": timed(device, work)}, effort)["all"]
+    return moved / usual_seconds({"all": timed(device, work)}, effort)["all"]

@@ -13,7 +13,7 @@ from ...kv import BLOCK, KVFormat, KVLayout
 from ...spec import ModelSpec
 from ...tiers import Tier
 from ..hardware import Curve
-from .timing import Effort, Run, best_seconds, timed
+from .timing import Effort, Run, timed, usual_seconds
 from .toy import llama_spec
 
 HEADS = ((32, 8), (16, 16))
@@ -99,7 +99,7 @@ def _decode(benches: Sequence[Bench], effort: Effort) -> Curve:
             work, calls = bench.decode(sequences, length)
             key = (size, number, length)
             runs[key], moved[key] = timed(bench.device, work), calls * size
-    seconds = best_seconds(runs, effort)
+    seconds = usual_seconds(runs, effort)
     points = []
     for size in effort.kv_bytes:
         keys = [key for key in runs if key[0] == size]
@@ -114,7 +114,7 @@ def _chunks(benches: Sequence[Bench], effort: Effort) -> Curve:
     for (number, bench), (at, chunk) in product(enumerate(benches), enumerate(CHUNKS)):
         work, flops[number, at] = bench.chunk(*chunk)
         runs[number, at] = timed(bench.device, work)
-    seconds = best_seconds(runs, effort)
+    seconds = usual_seconds(runs, effort)
     points = []
     for at, (_, _, repeats) in enumerate(CHUNKS):
         done = sum(flops[number, at] for number in range(len(benches)))

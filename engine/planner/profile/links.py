@@ -1,7 +1,7 @@
 """The link between a GPU and its host, by the slots that weights and KV pass through."""
 
 from ...device import Device
-from .timing import Effort, best_seconds, timed
+from .timing import Effort, timed, usual_seconds
 
 SLOTS = 3
 SLOT_BYTES = 2**26
@@ -26,6 +26,6 @@ def link_rates(device: Device, effort: Effort) -> tuple[float, float]:
             slot.retire()
             slot.download(0, SLOT_BYTES)
 
-    seconds = best_seconds({"up": timed(device, upload), "down": timed(device, download)}, effort)
+    seconds = usual_seconds({"up": timed(device, upload), "down": timed(device, download)}, effort)
     moved = UPLOADS * SLOT_BYTES
     return moved / seconds["up"], moved / seconds["down"]

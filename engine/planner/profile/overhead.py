@@ -14,7 +14,7 @@ from ...device import Device
 from ...engine import Engine
 from ...request import Delta, Request, SamplingParams
 from ...sampling import Sampler, SamplingRow
-from .timing import Effort, Run, best_seconds, timed
+from .timing import Effort, Run, timed, usual_seconds
 from .toy import CONTEXT, save_toy
 
 DEPTHS = (2, 14)
@@ -52,7 +52,7 @@ def measure_overhead(config: EngineConfig, device: Device, effort: Effort) -> Ov
                 )
                 opened.callback(engine.close)
                 runs[depth, rows] = partial(_decode, engine, rows)
-        seconds = best_seconds(runs, effort)
+        seconds = usual_seconds(runs, effort)
     shallow, deep = DEPTHS
     layers = {rows: (seconds[deep, rows] - seconds[shallow, rows]) / (deep - shallow) for rows in ROWS}
     without = {rows: max(0.0, seconds[shallow, rows] - shallow * layers[rows]) for rows in ROWS}
@@ -92,5 +92,5 @@ def _sampling_row_s(device: Device, effort: Effort) -> float:
     logits = device.from_host(torch.randn(many, VOCABULARY).to(device.dtype))
     rows = [SamplingRow(SamplingParams(seed=number), position=1) for number in range(many)]
     runs = {count: timed(device, partial(sampler.sample, logits[:count], rows[:count])) for count in ROWS}
-    seconds = best_seconds(runs, effort)
+    seconds = usual_seconds(runs, effort)
     return max(0.0, seconds[many] - seconds[one]) / (many - one)

@@ -14,7 +14,7 @@ from ...quant.matrix import KERNEL_ROWS, StoredMatrix
 from ...quant.scheme import Scheme
 from ...weights import Matrix
 from ..hardware import Curve
-from .timing import Effort, Run, best_seconds, timed
+from .timing import Effort, Run, timed, usual_seconds
 
 Shape = tuple[int, int]
 MEMORY_SHARE = 0.1
@@ -89,7 +89,10 @@ def decode_products(device: Device) -> Run:
     """The products of a few layers of a small model for a few sequences, by weights that come from memory."""
     load = SMALL_CORES if device.host is device else GPU
     drawn = [_matrix(shape, device) for shape in load.shapes]
-    sets = [[device.keep_matrix(matrix) for matrix in drawn] for _ in range(LAYERS)]
+    sets = [
+        [device.keep_matrix(matrix) for matrix in drawn]
+        for _ in range(min(LAYERS, load.sets(device.dtype.itemsize, device)))
+    ]
     return timed(device, _multiply(device, load, sets, DECODED))
 
 
@@ -117,7 +120,7 @@ def expansion_rate(device: Device, effort: Effort) -> float:
             for matrix in matrices:
                 matrix.expand(buffer, workspace)
 
-    return len(sets) * load.elements / best_seconds({"all": timed(device, expand)}, effort)["all"]
+    return len(sets) * load.elements / usual_seconds({"all": timed(device, expand)}, effort)["all"]
 
 
 def _rates(device: Device, load: Load, sets: Sequence[Sequence[Matrix]], rows: Sequence[int], effort: Effort) -> Curve:
@@ -128,7 +131,7 @@ def _rates(device: Device, load: Load, sets: Sequence[Sequence[Matrix]], rows: S
         few = sets[: math.ceil(min(len(sets), load.run_flops / of_a_set))]
         flops[count] = of_a_set * len(few)
         runs[count] = timed(device, _multiply(device, load, few, count))
-    seconds = best_seconds(runs, effort)
+    seconds = usual_seconds(runs, effort)
     return Curve(tuple((float(count), flops[count] / seconds[count]) for count in rows))
 
 

@@ -1,6 +1,7 @@
-"""How runs are timed: they take turns, so that a slow moment of the machine falls on all; the best one counts."""
+"""How runs are timed: they take turns, so that a slow moment of the machine falls on all; the median counts, since a
+model that serves is not always lucky either."""
 
-import math
+import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 Run = Callable[[], float]
 """Does something once and returns the seconds of it that count."""
 IN_A_ROW = 2
-"""Runs of a turn at least: the first may have to make the kernels for its shapes, of which oneDNN keeps only a few."""
+"""Runs of a turn at least, after one that may have to make the kernels for its shapes: oneDNN keeps only a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,17 @@ def timed(device: Device, work: Callable[[], object]) -> Run:
     return run
 
 
-def best_seconds(runs: Mapping[Key, Run], effort: Effort) -> dict[Key, float]:
-    """The least seconds of each run, over ``effort.rounds`` turns of a few runs in a row."""
+def usual_seconds(runs: Mapping[Key, Run], effort: Effort) -> dict[Key, float]:
+    """The median seconds of each run, over ``effort.rounds`` turns of a few runs in a row, the first of which do not
+    count."""
     turn_s = effort.seconds / (effort.rounds * max(1, len(runs)))
-    best = dict.fromkeys(runs, math.inf)
+    times: dict[Key, list[float]] = {key: [] for key in runs}
     for _ in range(effort.rounds):
         for key, run in runs.items():
-            ends, done = time.perf_counter() + turn_s, 0
-            while done < IN_A_ROW or time.perf_counter() < ends:
-                best[key] = min(best[key], run())
-                done += 1
-    return best
+            ends = time.perf_counter() + turn_s
+            run()
+            took = [run() for _ in range(IN_A_ROW)]
+            while time.perf_counter() < ends:
+                took.append(run())
+            times[key] += took
+    return {key: statistics.median(took) for key, took in times.items()}

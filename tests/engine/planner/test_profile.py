@@ -22,7 +22,7 @@ from engine.planner.profile.identity import identity, why_stale
 from engine.planner.profile.machine import profile_machine
 from engine.planner.profile.quiet import others_busy
 from engine.planner.profile.store import machine_name, profile_path, stored_profile
-from engine.planner.profile.timing import IN_A_ROW, QUICK, Effort, best_seconds
+from engine.planner.profile.timing import IN_A_ROW, QUICK, Effort, usual_seconds
 from engine.quant.matrix import KERNEL_ROWS
 
 MIB = 2**20
@@ -53,7 +53,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "disk_read": (1e6, 1e12),
     "disk_write": (1e6, 1e12),
     "disk_latency_s": (1e-7, 0.1),
-    "read_cpu_s": (1e-13, 1e-7),
+    "read_cpu_s": (0.0, 1e-7),
     "device.as_read": (0.01, 10.0),
     "device.small": (0.01, 10.0),
     "device.decode_attention": (1e7, 1e13),
@@ -70,7 +70,7 @@ def test_every_figure_of_this_machine_is_plausible_and_measured(profiled: Profil
     hardware = profiled.hardware
     figures = hardware.figures()
     assert set(hardware.sources) == set(figures)
-    assert figures.keys() >= PLAUSIBLE.keys()
+    assert figures.keys() >= PLAUSIBLE.keys() - {"read_cpu_s"}  # which may be none
     for name, figure in figures.items():
         least, most = (1e7, 1e15) if ".products." in name else PLAUSIBLE[name]
         for value in [rate for _, rate in figure.points] if isinstance(figure, Curve) else [figure]:
@@ -163,7 +163,7 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(disk._Bench, "read", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        measure_disk(tmp_path, 64 * MIB, 1, CpuDevice(torch.float32, 1))
+        measure_disk(tmp_path, 64 * MIB, 1, CpuDevice(torch.float32, 1), lambda: 1e-3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,9 +176,9 @@ def test_a_file_system_without_direct_io_is_measured_and_said(tmp_path: Path, mo
         return plain(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuse)
-    measured = measure_disk(tmp_path, 64 * MIB, 1, CpuDevice(torch.float32, 1))
+    measured = measure_disk(tmp_path, 64 * MIB, 1, CpuDevice(torch.float32, 1), lambda: 1e-3)
     assert not measured.direct
-    assert min(measured.read, measured.write, measured.read_cpu_s) > 0
+    assert min(measured.read, measured.write) > 0 == measured.read_cpu_s
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99"])
@@ -191,9 +191,9 @@ def test_codes_are_not_multiplied_where_torch_has_no_kernel_for_them() -> None:
     assert products.packed_rates(CpuDevice(torch.float32, 1), products.INT4, QUICK) is None
 
 
-def test_runs_take_turns_and_the_best_counts() -> None:
+def test_runs_take_turns_and_the_median_counts_without_the_first_of_a_turn() -> None:
     calls: list[str] = []
-    times = {"a": iter([9.0, 8.0, 3.0, 4.0, 7.0, 7.0]), "b": iter([5.0, 6.0, 7.0, 2.0, 9.0, 9.0])}
+    times = {"a": iter([99.0, 9.0, 8.0, 99.0, 3.0, 5.0]), "b": iter([99.0, 6.0, 7.0, 99.0, 2.0, 9.0])}
 
     def run(name: str) -> Callable[[], float]:
         def once() -> float:
@@ -202,9 +202,9 @@ def test_runs_take_turns_and_the_best_counts() -> None:
 
         return once
 
-    effort = Effort(seconds=0.0, rounds=3, rows=(), kv_bytes=(), disk_bytes=0)
-    assert best_seconds({"a": run("a"), "b": run("b")}, effort) == {"a": 3.0, "b": 2.0}
-    assert "".join(calls) == ("a" * IN_A_ROW + "b" * IN_A_ROW) * effort.rounds
+    effort = Effort(seconds=0.0, rounds=2, rows=(), kv_bytes=(), disk_bytes=0)
+    assert usual_seconds({"a": run("a"), "b": run("b")}, effort) == {"a": 6.5, "b": 6.5}
+    assert "".join(calls) == ("a" * (IN_A_ROW + 1) + "b" * (IN_A_ROW + 1)) * effort.rounds
 
 
 def test_others_keep_no_more_cores_busy_than_there_are() -> None:
@@ -230,11 +230,12 @@ def test_beside_a_gpu_the_host_and_the_link_are_measured_too(tmp_path: Path, mon
 
     def measure(config: Any, device: Device, *_: Any) -> Processor:
         asked.append((config.device, device))
-        return Processor({"float32": rate}, rate, 1e9, 1e9, 1e9, 1e-4, 1e-3)
+        return Processor({"float32": rate}, rate, rate, 1e9, 1e9, 1e-4, 1e-3)
 
     monkeypatch.setattr(machine, "open_device", lambda config: accelerator)
     monkeypatch.setattr(machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False, latency_s=1e-4))
     monkeypatch.setattr(machine, "measure_processor", measure)
+    monkeypatch.setattr(machine, "decode_products", lambda _: lambda: 1e-3)
     monkeypatch.setattr(machine, "others_busy", lambda: 1.5)
     reports: list[tuple[str, int, int]] = []
     hardware = profile_machine("auto", offload_dir=tmp_path, quick=True, progress=lambda *r: reports.append(r))
