@@ -28,7 +28,7 @@ LEAST, MOST = 1e-18, 1e24
 """Bounds of every figure, whatever its unit."""
 RATES = ("memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
 """Figures of a processor that are single numbers."""
-REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "to_device", "to_host", "read_cpu_s")
+REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "disk_piece_s", "to_device", "to_host", "read_cpu_s")
 """Figures that not every machine has."""
 
 
@@ -114,6 +114,8 @@ class Hardware:
     disk_write: float = 0.0
     disk_latency_s: float = 0.0
     """Of a read of a few KiB, one after another."""
+    disk_piece_s: float = 0.0
+    """What a small piece takes beside its bytes while several threads read; 0: as many parts of the latency."""
     to_device: float = 0.0
     to_host: float = 0.0
     read_cpu_s: float = 0.0
@@ -166,6 +168,7 @@ class Hardware:
             disk_read=given.number("disk_read", 0.0),
             disk_write=given.number("disk_write", 0.0),
             disk_latency_s=given.number("disk_latency_s", 0.0),
+            disk_piece_s=given.number("disk_piece_s", 0.0),
             to_device=given.number("to_device", 0.0),
             to_host=given.number("to_host", 0.0),
             read_cpu_s=given.number("read_cpu_s", 0.0),

@@ -22,6 +22,7 @@ LOOKUPS = 256
 """Small reads, of which the mean is taken."""
 RUNS, TURN_S = 5, 0.4
 """Least number of runs, and seconds, of products alone or beside reading."""
+SMALL_PIECE = 2**18
 PIECES = 4
 """Of a slot, which is then as large as a small layer."""
 
@@ -39,6 +40,8 @@ class Disk:
     """Past the page cache; not every file system can."""
     latency_s: float
     """Of a read of one block, one after another."""
+    piece_s: float
+    """What a small piece takes beside its bytes."""
 
 
 def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device, work: Run) -> Disk:
@@ -50,13 +53,15 @@ def measure_disk(directory: Path, n_bytes: int, passes: int, device: Device, wor
     free = _require_room(directory, n_bytes)
     bench = _Bench(directory, n_bytes, device)
     try:
-        write_s = read_s = 0.0
+        write_s = read_s = small_s = 0.0
         for _ in range(passes):
             write_s += bench.write()
             read_s += bench.read()
+            small_s += bench.read(SMALL_PIECE)
         total = bench.n_bytes * passes
         delay_s = bench.delay_s(work, passes)
-        return Disk(free, total / read_s, total / write_s, delay_s, bench.direct, bench.latency_s())
+        piece_s = max(0.0, small_s - read_s) / (total / SMALL_PIECE) / (1 - SMALL_PIECE / PIECE_BYTES)
+        return Disk(free, total / read_s, total / write_s, delay_s, bench.direct, bench.latency_s(), piece_s)
     finally:
         bench.close()
 
@@ -88,9 +93,9 @@ class _Bench:
         """Seconds of a pass."""
         return self._pass(lambda _: Recipe(0), lambda unit: self._recipe(unit, store=True))
 
-    def read(self) -> float:
+    def read(self, piece_bytes: int = PIECE_BYTES) -> float:
         """Likewise."""
-        return self._pass(lambda unit: self._recipe(unit, store=False), lambda _: None)
+        return self._pass(lambda unit: self._recipe(unit, store=False, piece_bytes=piece_bytes), lambda _: None)
 
     def delay_s(self, work: Run, turns: int) -> float:
         """By how much ``work`` takes longer for each byte that is read beside it: turns alone and beside in between."""
@@ -128,10 +133,10 @@ class _Bench:
         finally:
             ring.close()
 
-    def _recipe(self, unit: int, store: bool) -> Recipe:
+    def _recipe(self, unit: int, store: bool, piece_bytes: int = PIECE_BYTES) -> Recipe:
         size = PIECES * PIECE_BYTES
         pieces = [
-            BlockPiece(self._spill, unit * size + at, at, PIECE_BYTES, store) for at in range(0, size, PIECE_BYTES)
+            BlockPiece(self._spill, unit * size + at, at, piece_bytes, store) for at in range(0, size, piece_bytes)
         ]
         return Recipe(size, pieces)
 

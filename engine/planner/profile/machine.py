@@ -34,7 +34,7 @@ from .timing import FULL, QUICK, Effort, Progress
 Result = TypeVar("Result")
 MEASURED = "measured"
 BUFFERED = "through the page cache: this file system has no direct I/O"
-DISK_FIGURES = ("disk_read", "disk_write", "disk_latency_s", "read_cpu_s")
+DISK_FIGURES = ("disk_read", "disk_write", "disk_latency_s", "disk_piece_s", "read_cpu_s")
 
 
 def profile_machine(
@@ -74,6 +74,7 @@ def profile_machine(
         disk_read=disk.read,
         disk_write=disk.write,
         disk_latency_s=disk.latency_s,
+        disk_piece_s=disk.piece_s,
         read_cpu_s=disk.read_cpu_s,
         identity=known,
     )

@@ -26,6 +26,9 @@ EMULATED_ROWS = 8
 go no faster."""
 LAYERS, DECODED = 16, 8
 """Layers and sequences of ``decode_products``: a few milliseconds."""
+EXPANDED_ROWS = 512
+"""Of the products by expanded codes: those of few rows go by the codes themselves."""
+SHORTEST_S = 1e-6
 INT4 = Scheme(bits=4)
 INT8 = Scheme(bits=8, group_size=None)
 """The schemes that torch has packed kernels for, with their usual groups."""
@@ -109,18 +112,25 @@ def packed_rates(device: Device, scheme: Scheme, effort: Effort) -> Curve | None
 
 
 def expansion_rate(device: Device, effort: Effort) -> float:
-    """Elements a second from four-bit codes to the device's dtype."""
+    """Elements a second from four-bit codes to the device's dtype, and through a product by what came of them so far as
+    that is slower than one by weights that are kept."""
     load = load_of(device)
-    sets = [[_codes(shape, INT4, device) for shape in load.shapes] for _ in range(load.sets(INT4.bits / 8, device))]
+    codes = [_codes(shape, INT4, device) for shape in load.shapes]
+    kept = [device.keep_matrix(_matrix(shape, device)) for shape in load.shapes]
+    inputs = [device.from_host(torch.randn(EXPANDED_ROWS, width).to(device.dtype)) for _, width in load.shapes]
     buffer = device.empty((max(math.prod(shape) for shape in load.shapes),), device.dtype)
     workspace = Workspace(device.torch_device)
 
-    def expand() -> None:
-        for matrices in sets:
-            for matrix in matrices:
-                matrix.expand(buffer, workspace)
+    def by_codes() -> None:
+        for rows, matrix in zip(inputs, codes, strict=True):
+            device.linear(rows, matrix.expand(buffer, workspace))
 
-    return len(sets) * load.elements / usual_seconds({"all": timed(device, expand)}, effort)["all"]
+    def by_kept() -> None:
+        for rows, matrix in zip(inputs, kept, strict=True):
+            device.linear(rows, matrix)
+
+    seconds = usual_seconds({"codes": timed(device, by_codes), "kept": timed(device, by_kept)}, effort)
+    return load.elements / max(seconds["codes"] - seconds["kept"], SHORTEST_S)
 
 
 def _rates(device: Device, load: Load, sets: Sequence[Sequence[Matrix]], rows: Sequence[int], effort: Effort) -> Curve:

@@ -98,7 +98,7 @@ class SimulatedDevice(Device):
             hardware.disk_read or 1.0,
             hardware.disk_write or 1.0,
             cpu_s=hardware.read_cpu_s,
-            latency_s=hardware.disk_latency_s / WORKERS,
+            latency_s=hardware.disk_piece_s or hardware.disk_latency_s / WORKERS,
         )
         to_device = Link(clock, "to device", hardware.to_device) if hardware.separate else copy
         to_host = Link(clock, "to host", hardware.to_host) if hardware.separate else copy

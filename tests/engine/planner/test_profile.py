@@ -53,6 +53,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "disk_read": (1e6, 1e12),
     "disk_write": (1e6, 1e12),
     "disk_latency_s": (1e-7, 0.1),
+    "disk_piece_s": (0.0, 0.01),
     "read_cpu_s": (0.0, 1e-7),
     "device.as_read": (0.01, 10.0),
     "device.small": (0.01, 10.0),
@@ -70,7 +71,7 @@ def test_every_figure_of_this_machine_is_plausible_and_measured(profiled: Profil
     hardware = profiled.hardware
     figures = hardware.figures()
     assert set(hardware.sources) == set(figures)
-    assert figures.keys() >= PLAUSIBLE.keys() - {"read_cpu_s"}  # which may be none
+    assert figures.keys() >= PLAUSIBLE.keys() - {"read_cpu_s", "disk_piece_s"}  # which may be none
     for name, figure in figures.items():
         least, most = (1e7, 1e15) if ".products." in name else PLAUSIBLE[name]
         for value in [rate for _, rate in figure.points] if isinstance(figure, Curve) else [figure]:
@@ -233,7 +234,9 @@ def test_beside_a_gpu_the_host_and_the_link_are_measured_too(tmp_path: Path, mon
         return Processor({"float32": rate}, rate, rate, 1e9, 1e9, 1e-4, 1e-3)
 
     monkeypatch.setattr(machine, "open_device", lambda config: accelerator)
-    monkeypatch.setattr(machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False, latency_s=1e-4))
+    monkeypatch.setattr(
+        machine, "measure_disk", lambda *_: Disk(10**9, 2e9, 1e9, 1e-10, direct=False, latency_s=1e-4, piece_s=1e-5)
+    )
     monkeypatch.setattr(machine, "measure_processor", measure)
     monkeypatch.setattr(machine, "decode_products", lambda _: lambda: 1e-3)
     monkeypatch.setattr(machine, "others_busy", lambda: 1.5)
