@@ -47,12 +47,13 @@ def frontier(task: Task, steps: int = STEPS) -> list[Point]:
         points.append(
             Point(best.simulation.total_s, best.simulation.throughput, best.config.max_sequences, best.config)
         )
-        limit_s = best.simulation.total_s / 2
+        limit_s = best.simulation.total_s / 1.5
     return points
 
 
 def draw(path: Path, lines: Mapping[str, Sequence[Point]]) -> None:
     """One line a task, both axes logarithmic."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
     for name, points in lines.items():
