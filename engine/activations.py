@@ -18,6 +18,7 @@ from .storage.spill import BlockPiece, Spill
 from .storage.transfer import Recipe, Workers
 
 Step = Callable[[Tile, Tensor], Tensor]
+Take = Callable[[Tile, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,20 @@ class Activations:
                 states.copy_(step(tile, states))
         self._stored = True
 
-    def end(self, take: Callable[[Tile, Tensor], None]) -> None:
-        """Hand out the states of every tile in order, and forget them."""
+    def show(self, take: Take) -> None:
+        """Hand out the states of every tile in order."""
         self._expect()
         for number, tile in enumerate(self._tiles):
             if number not in self._places:
-                take(tile, self._held.pop(number))
+                take(tile, self._held[number])
                 continue
             with self._open(number, tile, store=False) as states:
                 take(tile, states)
+
+    def end(self, take: Take) -> None:
+        """Likewise, and forget them."""
+        self.show(take)
+        self._held.clear()
 
     def _expect(self) -> None:
         if self._ring and self._places:

@@ -11,7 +11,7 @@ from .batch import Cohort, Tile
 from .device import Device
 from .rope import rotate_
 from .spec import ModelSpec
-from .weights import AttentionWeights, MlpWeights, NormWeights
+from .weights import AdapterWeights, AttentionWeights, MlpWeights, NormWeights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -26,6 +26,12 @@ def normalise(spec: ModelSpec, norm: NormWeights, hidden: Tensor) -> Tensor:
     if spec.norm == "rms":
         return F.rms_norm(hidden, (spec.hidden_size,), norm.weight, spec.norm_eps)
     return F.layer_norm(hidden, (spec.hidden_size,), norm.weight, norm.bias, spec.norm_eps)
+
+
+def adapt(w: AdapterWeights, hidden: Tensor) -> Tensor:
+    """Normalised states [R, H] of an exit as the LM head wants them."""
+    gate, up = F.linear(hidden, w.up).chunk(2, -1)
+    return F.linear(hidden, w.linear).add_(F.linear(F.silu(gate).mul_(up), w.down))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from .checkpoint.store import resolve
 from .config import EngineConfig
 from .device import Device, open_device
 from .executor import Executor
+from .exits.cut import cut, heads_of
 from .kv_homes import KVHome
 from .opening import open_activations, open_homes
 from .quant.format import Quantisation
@@ -70,6 +71,9 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     quantisation = Quantisation.of(directory)
+    check_model(checkpoint, spec)
+    heads = heads_of(config, directory, checkpoint, spec)
+    index, spec = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     if config.plan is not None:
         from .planner.applied import planned  # which builds simulated engines, by this module
 
@@ -77,8 +81,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     device = open_device(config)
     device.storage = storage or device.storage
     budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
-    check_model(checkpoint, spec)
-    layouts = Layouts(checkpoint, spec, device.dtype, quantisation, device.storage)
+    layouts = Layouts(index, spec, device.dtype, quantisation, device.storage)
     return assemble(config, spec, layouts, tokenizer, device, budget, progress)
 
 

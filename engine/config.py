@@ -26,6 +26,11 @@ class EngineConfig:
     """A file that ``helios plan`` wrote, or "auto": plan when the model is loaded, for max_sequences requests of the
     whole context, a quarter of it generated, on this machine as ``helios profile`` measured it. What a plan decides
     holds where this configuration leaves a default; None leaves it to the simple rules that those defaults describe."""
+    depth: int | None = None
+    """Run only so many layers and the head of the exit there; None is all of them."""
+    exits: str | None = None
+    """A file of exits' heads; "shared" where the model was trained to share its LM head with every layer; None is
+    exits.safetensors beside the model, if it is there."""
     device: str = "auto"
     """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
     dtype: str = "auto"
@@ -114,7 +119,7 @@ class EngineConfig:
             _check_units(self.weights)
         if self.kv_tokens is not None:
             _at_least("kv_tokens", self.kv_tokens, 0 if self.kv_host_tokens or self.kv_disk_tokens else 1)
-        for name in ("memory_bytes", "host_bytes", "disk_bytes", "context", "threads"):
+        for name in ("memory_bytes", "host_bytes", "disk_bytes", "context", "depth", "threads"):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)

@@ -44,6 +44,8 @@ class Executor:
                 states.step(partial(self.block.attention, attention, layer))
             with self.weights.mlp(layer, rows) as mlp:
                 states.step(partial(self.block.mlp, mlp))
+            if layer + 1 in sweep.taps:
+                states.show(sweep.taps[layer + 1].take)
         states.end(sweep.sink.take)
         result = sweep.sink.result(batch)
         self._untrimmed_rows += rows

@@ -37,8 +37,10 @@ class Sizes:
 
     @property
     def slot(self) -> int:
-        """Upper bound of what a slot for any unit takes: its matrices, each beginning where direct I/O likes it."""
-        return max(self.matrices(unit) for unit in self._whole_units()) + 4 * ALIGN
+        """Upper bound of what a slot for any unit takes: its matrices, each beginning where direct I/O likes it; or an
+        exit's adapter, which is loaded through one."""
+        matrices = [self.matrices(unit) for unit in self._whole_units()]
+        return max(*matrices, self.small(Unit("head"))) + 4 * ALIGN
 
     @property
     def expansion(self) -> int:

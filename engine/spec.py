@@ -36,6 +36,25 @@ class RopeSpec:
         return default
 
 
+ExitKind = Literal["shared", "norm", "adapter", "block"]
+"""What a head has before the LM head: the model's own final norm; a norm of its own; that and an adapter; that after a
+decoder block of its own."""
+EXIT_KINDS: tuple[ExitKind, ...] = get_args(ExitKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A point where tokens may leave the model, and its head."""
+
+    layer: int
+    """Layers of the trunk below it."""
+    kind: ExitKind = "shared"
+    adapter_size: int = 0
+    """Width of an adapter's gated MLP."""
+    threshold: float | None = None
+    """Confidence from which on it agrees with the last layer as often as it was calibrated to; None if it was not."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shapes and features of a decoder-only transformer. Sizes are in elements."""
@@ -70,6 +89,10 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The checkpoint's own type, as torch names it."""
+    exits: tuple[Exit, ...] = ()
+    """Where tokens may leave, by layer."""
+    adapter_size: int = 0
+    """Width of the adapter that the head begins with; 0 without one."""
 
     @property
     def q_size(self) -> int:
@@ -83,6 +106,10 @@ class ModelSpec:
     def kv_elements_per_token(self) -> int:
         """Elements of K and V that one position takes in one layer."""
         return 2 * self.kv_size
+
+    def at(self, end: Exit) -> "ModelSpec":
+        """The model that ends at an exit: a head's own block is its last layer, with the window of the one there."""
+        return replace(self.cut(end.layer + (end.kind == "block")), adapter_size=end.adapter_size)
 
     def cut(self, n_layers: int) -> "ModelSpec":
         """Only the first layers of it."""

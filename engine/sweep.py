@@ -5,15 +5,16 @@ source, what becomes of them its sink; so prefill, decode, catch-up after a chan
 draft and a pipeline stage's share differ only in these fields.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .batch import Batch, Share, Tile
-from .block import normalise
+from .block import adapt, normalise
 from .device import Device
 from .embedding import Embedding
 from .spec import ModelSpec
@@ -47,6 +48,8 @@ class Sweep:
     shares: Seq[Share]
     source: Source
     sink: Sink
+    taps: Mapping[int, Sink] = field(default_factory=dict)
+    """Sinks for the hidden states that leave layers on the way, by the number of layers below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class EmbedTokens:
 
 
 class ExitHead:
-    """Sink: final norm and LM head on the rows whose logits are wanted. Gives logits [wanted rows, V]."""
+    """Sink: final norm, an exit's adapter if it has one, and LM head on the rows whose logits are wanted.
+
+    Gives logits [wanted rows, V].
+    """
 
     def __init__(self, spec: ModelSpec, device: Device, weights: WeightStore) -> None:
         self._spec, self._device, self._weights = spec, device, weights
@@ -77,6 +83,8 @@ class ExitHead:
         if len(hidden) == 0:
             return hidden.new_empty(0, self._spec.vocab_size)
         hidden = normalise(self._spec, self._weights.final_norm, hidden)
+        if (adapter := self._weights.adapter) is not None:
+            hidden = adapt(adapter, hidden)
         pieces = self._weights.head_rows
         if len(pieces) == 1:
             with self._weights.head(0, len(hidden)) as matrix:

@@ -18,7 +18,17 @@ from .storage.ring import Ring
 from .storage.transfer import Recipe
 from .tiers import Tiers, take_slots
 from .units import Layouts, Unit, UnitLayout, group_of, is_matrix, units
-from .weights import AttentionWeights, Matrix, MlpWeights, NormWeights, attention_weights, mlp_weights, norm_weights
+from .weights import (
+    AdapterWeights,
+    AttentionWeights,
+    Matrix,
+    MlpWeights,
+    NormWeights,
+    adapter_weights,
+    attention_weights,
+    mlp_weights,
+    norm_weights,
+)
 
 
 class WeightStore:
@@ -70,6 +80,11 @@ class WeightStore:
     @property
     def final_norm(self) -> NormWeights:
         return norm_weights(self._small[Unit("head")])
+
+    @property
+    def adapter(self) -> AdapterWeights | None:
+        """What the head begins with, if the model ends at an exit that has one."""
+        return adapter_weights(self._small[Unit("head")])
 
     def expect(self, layers: range, head: bool) -> None:
         """A sweep through ``layers`` begins; ``head`` tells whether it will want logits. Reading ahead follows that."""

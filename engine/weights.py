@@ -41,6 +41,22 @@ class MlpWeights:
     down_bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """What an exit's head makes of the normalised state z for the LM head: linear z + down (silu(gate z) * up z)."""
+
+    linear: Tensor  # [H, H]
+    up: Tensor  # [2 * adapter, H], gate rows first
+    down: Tensor  # [H, adapter]
+
+
+def adapter_weights(small: Mapping[str, Tensor]) -> AdapterWeights | None:
+    """The adapter of ``checkpoint.layout.head_group``; None if it has none."""
+    if "adapter.linear" not in small:
+        return None
+    return AdapterWeights(small["adapter.linear"], small["adapter.up"], small["adapter.down"])
+
+
 def norm_weights(small: Mapping[str, Tensor]) -> NormWeights:
     """The norm of a group of ``checkpoint.layout``."""
     return NormWeights(small["norm.weight"], small.get("norm.bias"))

@@ -14,6 +14,7 @@ from .quantize import quantize
 from .serve import serve
 from .status import status
 from .stop import stop
+from .tune_exits import tune_exits
 from .version import version
 
 app = typer.Typer(
@@ -25,6 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, stop, status, generate, chat, batch, quantize, profile, plan, version):
+for command in (demo, serve, stop, status, generate, chat, batch, quantize, profile, plan, tune_exits, version):
     app.command()(command)
 app.add_typer(models_app, name="models")

@@ -144,6 +144,20 @@ def _sharded(directory: Path) -> dict[str, TensorInfo]:
 
 def parse_file(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file, by name. Raises CheckpointError for anything but a sound, whole file."""
+    header, start, size = _header(path)
+    infos = [_parse_entry(path, start, name, entry) for name, entry in header.items() if name != "__metadata__"]
+    _check_extents(path, size, infos)
+    return {info.name: info for info in infos}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says of itself; nothing, if it says nothing. Raises CheckpointError as ``parse_file``."""
+    entries = _header(path)[0].get("__metadata__", {})
+    return {str(name): str(text) for name, text in entries.items()} if isinstance(entries, dict) else {}
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """A file's header, the byte after it, and the file's size."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -156,10 +170,7 @@ def parse_file(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path} is missing; download the checkpoint again") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    start = LENGTH_BYTES + length
-    infos = [_parse_entry(path, start, name, entry) for name, entry in header.items() if name != "__metadata__"]
-    _check_extents(path, size, infos)
-    return {info.name: info for info in infos}
+    return header, LENGTH_BYTES + length, size
 
 
 def _bad_length(path: Path, size: int, length: int) -> str:

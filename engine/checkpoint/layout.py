@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the index imports torch, which a planner does without
 
 ANCHOR = "embed_tokens.weight"
 """Every model has it once, directly under its trunk: it shows what the trunk is called."""
+ADAPTER = "adapter."
+"""What the names of an exit's adapter begin with."""
 HARMLESS = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
 """Buffers that old exports saved beside the parameters; they follow from the config."""
 SHOWN = 3
@@ -132,11 +134,18 @@ def embedding_group(spec: ModelSpec) -> Group:
 
 
 def head_group(spec: ModelSpec) -> Group:
-    """The final norm [H], and lm_head [V, H] unless it is tied to the token embedding."""
-    norm = _norm(spec, _names(spec).trunk + _names(spec).final_norm)
+    """The final norm [H], an exit's adapter if it has one, and lm_head [V, H] unless it is tied to the embedding."""
+    norm = (*_norm(spec, _names(spec).trunk + _names(spec).final_norm), *_adapter(spec))
     if spec.tied:
         return norm
     return (*norm, _whole("lm_head.weight", "lm_head.weight", (spec.vocab_size, spec.hidden_size)))
+
+
+def _adapter(spec: ModelSpec) -> Group:
+    """linear [H, H], up [2 * adapter, H] (gate rows, then up rows), down [H, adapter]."""
+    hidden, width = spec.hidden_size, spec.adapter_size
+    shapes = {"linear": (hidden, hidden), "up": (2 * width, hidden), "down": (hidden, width)} if width else {}
+    return tuple(_whole(f"adapter.{name}", f"{ADAPTER}{name}.weight", shape) for name, shape in shapes.items())
 
 
 def all_groups(spec: ModelSpec) -> Iterator[Group]:

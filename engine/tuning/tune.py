@@ -1,0 +1,223 @@
+"""Heads for a model's exits: text, states, training, and what came of it, each step kept so that it can be resumed."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.index import Checkpoint, parse_file
+from ..checkpoint.layout import Naming, head_group
+from ..checkpoint.reader import read_into
+from ..checkpoint.store import resolve
+from ..checkpoint.writer import write_mixed
+from ..config import EngineConfig
+from ..errors import ConfigError, UnsupportedModelError
+from ..exits.profile import ExitProfile
+from ..exits.save import save_heads
+from ..files import write_whole
+from ..sizes import Sizes
+from ..spec import Exit, ModelSpec
+from ..units import Unit
+from .states import States, collect
+from .text import split
+from .train import Head, Settings, profiled, train
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+TARGET = 0.95
+"""Agreement that an exit's own threshold is calibrated to."""
+HELD_OUT = 0.05
+"""Of the windows, the share that is not learned from."""
+LEAST_WINDOWS = 40
+WORTH = 0.05
+"""An exit is worth having where at least this share of tokens satisfies its threshold."""
+Progress = Callable[[str, int, int], None]
+"""Told of a step, of what is done of it, and of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one exit's head reached on held-out text."""
+
+    layer: int
+    kind: str
+    agreement: float
+    at_thresholds: dict[str, tuple[float, float]]
+    """By confidence: the share of tokens that satisfy it, and their agreement."""
+    threshold: float | None
+    """The lowest confidence from which on agreement is TARGET."""
+    calibration_error: float
+    parameters: int
+    cost_layers: float
+    """Products of the head beside the LM head's, in layers of the trunk."""
+    steps: int
+
+    @property
+    def recommended(self) -> bool:
+        return self.threshold is not None and self.at_thresholds["calibrated"][0] >= WORTH
+
+
+def tune(
+    config: EngineConfig,
+    layers: Sequence[int],
+    windows: Callable[[], Sequence[list[int]]],
+    folder: Path,
+    out: Path,
+    *,
+    width: int,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """Train an adapter head for each exit and write them to ``out``. What is found in ``folder`` is not done again, of
+    states and of heads; ``windows`` is asked for text only if there are no states.
+
+    Raises ConfigError for layers that cannot be exits and for too little text, UnsupportedModelError for a model whose
+    norms are not RMS, and as ``collect`` does.
+    """
+    report = progress or (lambda *_: None)
+    directory = resolve(config.model)
+    spec, checkpoint = ModelSpec.from_directory(directory), Checkpoint(directory)
+    check_layers(spec, layers)
+    if spec.norm != "rms":
+        raise UnsupportedModelError(f"heads are trained for models with RMS norms; '{config.model}' has layer norms")
+    learned, held_out = _states(config, layers, windows, folder, settings.seed, report)
+    norm, lm_head = _own_head(checkpoint, spec)
+    results: list[Result] = []
+    tensors: dict[str, Tensor] = {}
+    for layer in layers:
+        head, steps = _trained(learned, held_out, layer, spec, norm, lm_head, width, settings, folder, report)
+        profile = ExitProfile((layer,))
+        profiled(profile, layer, head, held_out.of(layer), held_out.final, lm_head)
+        results.append(_result(profile, layer, head, spec, steps))
+        tensors |= head.tensors(layer)
+    exits = [Exit(found.layer, "adapter", width, found.threshold) for found in results]
+    save_heads(out, checkpoint, spec, exits, tensors)
+    return results
+
+
+def check_layers(spec: ModelSpec, layers: Sequence[int]) -> None:
+    """Raises ConfigError unless exits can be at these layers."""
+    if not layers or list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] < spec.n_layers:
+        raise ConfigError(
+            f"exits are at {list(layers)}; give layers from 1 to {spec.n_layers - 1}, each deeper than the one before"
+        )
+
+
+def _states(
+    config: EngineConfig,
+    layers: Sequence[int],
+    windows: Callable[[], Sequence[list[int]]],
+    folder: Path,
+    seed: int,
+    report: Progress,
+) -> tuple[States, States]:
+    found = [States.open(folder / name) for name in ("learned", "held-out")]
+    if all(states is not None and set(layers) <= set(states.layers) for states in found):
+        return found[0], found[1]  # type: ignore[return-value]
+    given = windows()
+    if len(given) < LEAST_WINDOWS:
+        raise ConfigError(
+            f"there are {len(given)} windows of text, {sum(map(len, given))} tokens; training takes {LEAST_WINDOWS} "
+            "windows at least and a few hundred thousand tokens to be worth it: give more text, or let the model say it"
+        )
+    made = []
+    for name, part in zip(("learned", "held-out"), split(given, HELD_OUT, seed), strict=True):
+        total = sum(map(len, part))
+        step = f"states, {name}"
+        made.append(collect(config, layers, part, folder / name, lambda done, s=step, t=total: report(s, done, t)))  # type: ignore[misc]
+    return made[0], made[1]
+
+
+def _trained(
+    learned: States,
+    held_out: States,
+    layer: int,
+    spec: ModelSpec,
+    norm: Tensor,
+    lm_head: Tensor,
+    width: int,
+    settings: Settings,
+    folder: Path,
+    report: Progress,
+) -> tuple[Head, int]:
+    """The head of an exit: as it was kept, or trained and kept."""
+    about, path = folder / f"head-{layer}.json", folder / f"head-{layer}.safetensors"
+    asked = {"width": width, **asdict(settings), "positions": learned.count}
+    if about.is_file() and path.is_file():
+        kept = json.loads(about.read_text(encoding="utf-8"))
+        if kept["asked"] == asked:
+            return _kept_head(path, spec), kept["steps"]
+    head = Head.start(spec, norm, width, settings.seed)
+    head.fit(learned.of(layer), learned.final)
+    trained = train(
+        head,
+        learned.of(layer),
+        learned.final,
+        lm_head,
+        (held_out.of(layer), held_out.final),
+        settings,
+        lambda done, total, loss: report(f"exit {layer}, loss {loss:.2f}", done, total),
+    )
+    parts = {name: getattr(trained.head, name).detach().contiguous() for name in ("norm", "linear", "up", "down")}
+    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in parts.items()}
+    write_mixed(path, entries, (tensor.view(-1) for tensor in parts.values()), {"format": "pt"})
+    write_whole(about, json.dumps({"asked": asked, "steps": trained.steps, "agreement": trained.agreement}))
+    return trained.head, trained.steps
+
+
+def _kept_head(path: Path, spec: ModelSpec) -> Head:
+    parts = {}
+    for name, info in parse_file(path).items():
+        parts[name] = torch.empty(info.shape)
+        read_into(info, parts[name])
+    return Head(eps=spec.norm_eps, **parts)
+
+
+def _own_head(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """The model's final norm, and its LM head in bfloat16."""
+    naming = Naming.of(checkpoint.names)
+    norm = torch.empty(spec.hidden_size)
+    read_into(checkpoint.info(naming(head_group(spec)[0].parts[0].source)), norm)
+    source = naming("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
+    lm_head = torch.empty(spec.vocab_size, spec.hidden_size, dtype=torch.bfloat16)
+    read_into(checkpoint.info(source), lm_head)
+    return norm, lm_head
+
+
+def _result(profile: ExitProfile, layer: int, head: Head, spec: ModelSpec, steps: int) -> Result:
+    threshold = profile.threshold(layer, TARGET)
+    at = {f"{th:g}": (profile.satisfied(layer, th), profile.agreement(layer, th)) for th in THRESHOLDS}
+    if threshold is not None:
+        at["calibrated"] = (profile.satisfied(layer, threshold), profile.agreement(layer, threshold))
+    parameters = sum(parameter.numel() for parameter in head.parameters())
+    sizes = Sizes(spec, torch.bfloat16)
+    of_a_layer = (sizes.matrices(Unit("attention")) + sizes.matrices(Unit("mlp"))) / 2
+    return Result(
+        layer=layer,
+        kind="adapter",
+        agreement=profile.agreement(layer),
+        at_thresholds=at,
+        threshold=threshold,
+        calibration_error=profile.calibration_error(layer),
+        parameters=parameters,
+        cost_layers=parameters / of_a_layer,
+        steps=steps,
+    )
+
+
+def figures(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [{**asdict(found), "recommended": found.recommended} for found in results]
+
+
+def default_layers(spec: ModelSpec) -> list[int]:
+    """Every third to fifth layer from a third of the depth on: four exits of a usual model."""
+    return sorted({max(1, min(spec.n_layers - 1, round(spec.n_layers * share / 6))) for share in (2, 3, 4, 5)})
+
+
+def work_config(model: str, threads: int | None = None) -> EngineConfig:
+    """How the model is run while its states are kept."""
+    return replace(EngineConfig(model=model), max_sequences=32, threads=threads)
