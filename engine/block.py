@@ -11,7 +11,7 @@ from .batch import Cohort, Tile
 from .device import Device
 from .rope import rotate_
 from .spec import ModelSpec
-from .weights import AdapterWeights, AttentionWeights, MlpWeights, NormWeights
+from .weights import AttentionWeights, HeadWeights, MlpWeights, NormWeights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -28,10 +28,13 @@ def normalise(spec: ModelSpec, norm: NormWeights, hidden: Tensor) -> Tensor:
     return F.layer_norm(hidden, (spec.hidden_size,), norm.weight, norm.bias, spec.norm_eps)
 
 
-def adapt(w: AdapterWeights, hidden: Tensor) -> Tensor:
-    """Normalised states [R, H] of an exit as the LM head wants them."""
-    gate, up = F.linear(hidden, w.up).chunk(2, -1)
-    return F.linear(hidden, w.linear).add_(F.linear(F.silu(gate).mul_(up), w.down))
+def before_head(spec: ModelSpec, w: HeadWeights, hidden: Tensor) -> Tensor:
+    """States [R, H] as the LM head wants them: normalised, and through an exit's adapter if it has one."""
+    hidden = normalise(spec, w.norm, hidden)
+    if w.adapter is None:
+        return hidden
+    gate, up = F.linear(hidden, w.adapter.up).chunk(2, -1)
+    return F.linear(hidden, w.adapter.linear).add_(F.linear(F.silu(gate).mul_(up), w.adapter.down))
 
 
 @dataclass(frozen=True, slots=True)

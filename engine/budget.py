@@ -174,7 +174,7 @@ class Terms:
         kv_slot_bytes = min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE))
         kv_slot = max(longest, min(kv_slot_bytes // layer_block, longest * config.max_sequences)) * layer_block
         return cls(
-            work=activation_bytes(spec, config, device, context) + sampler.workspace_bytes,
+            work=activation_bytes(spec, config, device, context, 1 + len(sizes.scored)) + sampler.workspace_bytes,
             scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
             libraries=min(device.library_bytes, max(0, capacity - TOY_BYTES) // 2),
             small=sizes.all_small,
@@ -272,12 +272,15 @@ def activation_rows(config: EngineConfig) -> tuple[int, int, int]:
     return device, host, disk
 
 
-def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int) -> int:
-    """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces."""
+def activation_bytes(spec: ModelSpec, config: EngineConfig, device: Device, context: int, answers: int = 1) -> int:
+    """Upper bound of what a sweep's hidden states, scores and logits take, beside weights, KV and the workspaces.
+
+    ``answers`` are the heads that each row's logits are made of.
+    """
     rows = config.prefill_rows + config.max_sequences
     tile = min(rows, config.tile_rows)
     width = 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.mlp_size
     hidden = (2 * tile + 2 * activation_rows(config)[0]) * spec.hidden_size
     scores = 2 * query_rows(spec.n_heads, context) * spec.n_heads * context
-    logits = config.max_sequences * spec.vocab_size
+    logits = answers * config.max_sequences * spec.vocab_size
     return (hidden + tile * width + scores + logits) * device.dtype.itemsize

@@ -1,8 +1,8 @@
 """Putting an engine's parts together inside memory budgets, everything counted before anything is loaded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .batch import BatchBuilder
 from .block import DecoderBlock
@@ -11,8 +11,12 @@ from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig
 from .device import Device, open_device
+from .errors import ConfigError
 from .executor import Executor
 from .exits.cut import cut, heads_of
+from .exits.heads import Heads
+from .exits.profile import ExitProfile
+from .exits.scored import ScoredHead, load_heads
 from .kv_homes import KVHome
 from .opening import open_activations, open_homes
 from .quant.format import Quantisation
@@ -20,13 +24,14 @@ from .quant.stored import check_model
 from .rope import Rope
 from .sampling import Sampler
 from .sizes import Sizes
-from .spec import ModelSpec
+from .spec import Exit, ModelSpec
 from .storage.storage import Storage
 from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
 from .tiers import Tiers
 from .units import Layouts
 from .weight_store import WeightStore
+from .weights import HeadWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,18 @@ class Parts:
     """Longest sequence admitted."""
     opened: ExitStack
     """What must be closed."""
+    exit_heads: Mapping[int, HeadWeights] = field(default_factory=dict)
+    """Of the exits that are scored beside the whole model."""
+    exit_profile: ExitProfile | None = None
+    """What they would have said; None if none is scored."""
 
     def source(self) -> EmbedTokens:
         return EmbedTokens(self.weights.embedding)
 
     def sink(self) -> ExitHead:
-        return ExitHead(self.spec, self.device, self.weights)
+        if self.exit_profile is None:
+            return ExitHead(self.spec, self.device, self.weights)
+        return ScoredHead(self.spec, self.device, self.weights, self.exit_heads, self.exit_profile)
 
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
@@ -73,6 +84,7 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     quantisation = Quantisation.of(directory)
     check_model(checkpoint, spec)
     heads = heads_of(config, directory, checkpoint, spec)
+    scored = _scored(config, heads, spec)
     index, spec = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     if config.plan is not None:
         from .planner.applied import planned  # which builds simulated engines, by this module
@@ -80,9 +92,30 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
         config = planned(config, spec, quantisation)
     device = open_device(config)
     device.storage = storage or device.storage
-    budget = divide(config, Sizes(spec, device.dtype, quantisation), device)
+    budget = divide(config, Sizes(spec, device.dtype, quantisation, scored), device)
     layouts = Layouts(index, spec, device.dtype, quantisation, device.storage)
-    return assemble(config, spec, layouts, tokenizer, device, budget, progress)
+    parts = assemble(config, spec, layouts, tokenizer, device, budget, progress)
+    if not scored:
+        return parts
+    try:
+        loaded = load_heads(heads, spec, checkpoint, parts.weights.before_head, device, parts.tiers["device"])
+    except BaseException:
+        parts.close()
+        raise
+    return replace(parts, exit_heads=loaded, exit_profile=ExitProfile([end.layer for end in scored]))
+
+
+def _scored(config: EngineConfig, heads: Heads, spec: ModelSpec) -> tuple[Exit, ...]:
+    """The exits to score beside the whole model. Raises ConfigError where there is none, or the model is cut."""
+    if not config.score_exits:
+        return ()
+    if not heads.exits:
+        raise ConfigError("score_exits is set and this model has no exits; make heads with `helios tune-exits`")
+    if config.depth not in (None, spec.n_layers):
+        raise ConfigError(
+            f"score_exits is set and depth is {config.depth}; exits are scored at full depth: leave it out"
+        )
+    return heads.exits
 
 
 def assemble(

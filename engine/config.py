@@ -31,6 +31,8 @@ class EngineConfig:
     exits: str | None = None
     """A file of exits' heads; "shared" where the model was trained to share its LM head with every layer; None is
     exits.safetensors beside the model, if it is there."""
+    score_exits: bool = False
+    """Serve at full depth, and count what every exit would have said: ``Engine.exit_profile``."""
     device: str = "auto"
     """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
     dtype: str = "auto"
@@ -110,7 +112,7 @@ class EngineConfig:
             raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
         if not is_number(self.value_share) or not 0 < self.value_share <= 1:
             raise ConfigError(f"value_share is {self.value_share!r}; it must be a number above 0 and at most 1")
-        for name in ("read_ahead", "delegate"):
+        for name in ("read_ahead", "delegate", "score_exits"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.schedule not in get_args(Schedule):

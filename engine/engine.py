@@ -63,6 +63,8 @@ class Engine:
         self.context = parts.context
         self._executor = parts.executor
         self._source, self._sink = parts.source(), parts.sink
+        self.exit_profile = parts.exit_profile
+        """What exits would have said of the tokens made so far; None if they are not scored."""
         self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
         self._homes = parts.homes
         self._layers = range(self.spec.n_layers)
@@ -194,7 +196,8 @@ class Engine:
         if not shares:
             return False
         started = time.perf_counter()
-        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, self._sink())
+        sink = self._sink()
+        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, sink, sink.taps)
         try:
             logits = self._executor.run(sweep)
         except CohortError as error:  # the others' KV is as it was, so they go on in the next sweep
@@ -207,6 +210,7 @@ class Engine:
         sampled = [share.sequence for share in shares if share.logit_rows]
         with record_function("helios::sample"):
             tokens = self._sample(logits, [_sampling_row(sequence) for sequence in sampled])
+        sink.chosen([token.id if isinstance(token, Token) else None for token in tokens])
         for sequence, token in zip(sampled, tokens, strict=True):
             if isinstance(token, HeliosError):
                 self._fail([sequence], token)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .checkpoint.layout import head_elements
 from .quant.format import Quantisation
-from .spec import ModelSpec
+from .spec import Exit, ModelSpec
 from .storage.direct import ALIGN
 from .units import Unit, group_of, held_bytes, is_matrix, units
 
@@ -17,6 +18,8 @@ class Sizes:
     spec: ModelSpec
     dtype: torch.dtype
     quantisation: Quantisation | None = None
+    scored: tuple[Exit, ...] = ()
+    """Exits whose heads are there beside the whole model."""
 
     def matrices(self, unit: Unit) -> int:
         """Bytes of what may be placed elsewhere: of the embedding its tables, of a tied head nothing."""
@@ -33,7 +36,8 @@ class Sizes:
 
     @property
     def all_small(self) -> int:
-        return sum(self.small(unit) for unit in units(self.spec.n_layers))
+        heads = sum(head_elements(self.spec, end) for end in self.scored) * self.dtype.itemsize
+        return heads + sum(self.small(unit) for unit in units(self.spec.n_layers))
 
     @property
     def slot(self) -> int:

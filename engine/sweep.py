@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch, Share, Tile
-from .block import adapt, normalise
+from .block import before_head
 from .device import Device
 from .embedding import Embedding
 from .spec import ModelSpec
@@ -68,23 +68,26 @@ class ExitHead:
     Gives logits [wanted rows, V].
     """
 
+    taps: Mapping[int, Sink] = {}
+    """Further sinks that it has on the way."""
+
     def __init__(self, spec: ModelSpec, device: Device, weights: WeightStore) -> None:
         self._spec, self._device, self._weights = spec, device, weights
-        self._wanted: list[Tensor] = []
+        self._wanted = Wanted()
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
-        self._wanted.append(hidden.clone() if tile.wanted is None else hidden.index_select(0, tile.wanted))
+        self._wanted.take(tile, hidden)
 
     def result(self, batch: Batch) -> Tensor:
-        hidden = self._wanted[0] if len(self._wanted) == 1 else torch.cat(self._wanted)
-        self._wanted = []
-        if batch.logit_order is not None:
-            hidden = hidden.index_select(0, batch.logit_order)
+        return self.logits(before_head(self._spec, self._weights.before_head, self._wanted.result(batch)))
+
+    def chosen(self, ids: Seq[int | None]) -> None:
+        """The tokens that were chosen by the logits; None where there is none."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The LM head's product with states [N, H] that are ready for it: [N, V]."""
         if len(hidden) == 0:
             return hidden.new_empty(0, self._spec.vocab_size)
-        hidden = normalise(self._spec, self._weights.final_norm, hidden)
-        if (adapter := self._weights.adapter) is not None:
-            hidden = adapt(adapter, hidden)
         pieces = self._weights.head_rows
         if len(pieces) == 1:
             with self._weights.head(0, len(hidden)) as matrix:
@@ -94,3 +97,18 @@ class ExitHead:
             with self._weights.head(i, len(hidden)) as matrix:
                 logits[:, rows.start : rows.stop] = self._device.linear(hidden, matrix)
         return logits
+
+
+class Wanted:
+    """Sink: the states [wanted rows, H] whose logits are wanted, in the order of the sweep's shares."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def take(self, tile: Tile, hidden: Tensor) -> None:
+        self._rows.append(hidden.clone() if tile.wanted is None else hidden.index_select(0, tile.wanted))
+
+    def result(self, batch: Batch) -> Tensor:
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
+        self._rows = []
+        return rows if batch.logit_order is None else rows.index_select(0, batch.logit_order)

@@ -19,15 +19,13 @@ from .storage.transfer import Recipe
 from .tiers import Tiers, take_slots
 from .units import Layouts, Unit, UnitLayout, group_of, is_matrix, units
 from .weights import (
-    AdapterWeights,
     AttentionWeights,
+    HeadWeights,
     Matrix,
     MlpWeights,
-    NormWeights,
-    adapter_weights,
     attention_weights,
+    head_weights,
     mlp_weights,
-    norm_weights,
 )
 
 
@@ -78,13 +76,9 @@ class WeightStore:
         self._ring = self._open_ring(n_slots, read_ahead) if self._streamed else None
 
     @property
-    def final_norm(self) -> NormWeights:
-        return norm_weights(self._small[Unit("head")])
-
-    @property
-    def adapter(self) -> AdapterWeights | None:
-        """What the head begins with, if the model ends at an exit that has one."""
-        return adapter_weights(self._small[Unit("head")])
+    def before_head(self) -> HeadWeights:
+        """What the last states pass before the LM head."""
+        return head_weights(self._small[Unit("head")])
 
     def expect(self, layers: range, head: bool) -> None:
         """A sweep through ``layers`` begins; ``head`` tells whether it will want logits. Reading ahead follows that."""

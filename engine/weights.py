@@ -50,6 +50,19 @@ class AdapterWeights:
     down: Tensor  # [H, adapter]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """What a head has before the LM head."""
+
+    norm: NormWeights
+    adapter: AdapterWeights | None = None
+
+
+def head_weights(small: Mapping[str, Tensor]) -> HeadWeights:
+    """The tensors of ``checkpoint.layout.head_group`` but the LM head."""
+    return HeadWeights(norm_weights(small), adapter_weights(small))
+
+
 def adapter_weights(small: Mapping[str, Tensor]) -> AdapterWeights | None:
     """The adapter of ``checkpoint.layout.head_group``; None if it has none."""
     if "adapter.linear" not in small:

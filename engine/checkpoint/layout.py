@@ -8,11 +8,11 @@ causal-LM class of transformers writes; ``Naming`` turns them into the names a c
 import math
 import re
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from ..spec import ModelSpec
+from ..spec import Exit, ModelSpec
 
 if TYPE_CHECKING:  # the index imports torch, which a planner does without
     from .index import Checkpoint
@@ -146,6 +146,13 @@ def _adapter(spec: ModelSpec) -> Group:
     hidden, width = spec.hidden_size, spec.adapter_size
     shapes = {"linear": (hidden, hidden), "up": (2 * width, hidden), "down": (hidden, width)} if width else {}
     return tuple(_whole(f"adapter.{name}", f"{ADAPTER}{name}.weight", shape) for name, shape in shapes.items())
+
+
+def head_elements(spec: ModelSpec, end: Exit) -> int:
+    """Elements of what an exit's head has of its own before the LM head, a block left out."""
+    if end.kind == "shared":
+        return 0
+    return sum(tensor.size for tensor in head_group(replace(spec.at(end), tied=True)))
 
 
 def all_groups(spec: ModelSpec) -> Iterator[Group]:

@@ -50,6 +50,11 @@ class Heads:
         checkpoint would give them, and that in ``tensors``."""
         return dict(_needed(Naming.of(checkpoint.names), spec, found).values())
 
+    def by_source(self, checkpoint: Checkpoint, spec: ModelSpec, found: Exit) -> dict[str, str]:
+        """Likewise, by the name of ``checkpoint.layout``."""
+        needed = _needed(Naming.of(checkpoint.names), spec, found)
+        return {source: own for source, (_, own) in needed.items()}
+
 
 def shared_heads(spec: ModelSpec) -> Heads:
     """An exit after every layer but the last, as models are trained for it that share their LM head (LayerSkip)."""

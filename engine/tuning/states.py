@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Tile
-from ..block import normalise
+from ..block import before_head
 from ..build import Parts, build
 from ..config import EngineConfig
 from ..errors import CheckpointError
@@ -99,7 +99,7 @@ def collect(
     parts = build(replace(config, depth=None, prefill_rows=ROWS, max_sequences=ROWS))
     spec = parts.spec
     sinks = {layer: _Keep(folder / f"{layer}.bf16") for layer in layers}
-    last = _Keep(folder / f"{FINAL}.bf16", lambda hidden: normalise(spec, parts.weights.final_norm, hidden))
+    last = _Keep(folder / f"{FINAL}.bf16", lambda hidden: before_head(spec, parts.weights.before_head, hidden))
     count = 0
     try:
         for number, batch in enumerate(_batches(parts, windows)):
