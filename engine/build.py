@@ -82,14 +82,14 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     tokenizer = Tokenizer.load(directory)
     spec = replace(spec, eos_ids=tokenizer.eos_ids(spec))
     quantisation = Quantisation.of(directory)
-    check_model(checkpoint, spec)
-    heads = heads_of(config, directory, checkpoint, spec)
-    scored = _scored(config, heads, spec)
-    index, spec = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     if config.plan is not None:
         from .planner.applied import planned  # which builds simulated engines, by this module
 
         config = planned(config, spec, quantisation)
+    check_model(checkpoint, spec)
+    heads = heads_of(config, directory, checkpoint, spec)
+    scored = _scored(config, heads, spec)
+    index, spec = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     device = open_device(config)
     device.storage = storage or device.storage
     budget = divide(config, Sizes(spec, device.dtype, quantisation, scored), device)

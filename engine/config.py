@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, shown
 from .numbers import is_number
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -91,7 +91,7 @@ class EngineConfig:
     def validate(self) -> "EngineConfig":
         """Return self; raises ConfigError naming the field, its value and what is allowed."""
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is '{self.dtype}'; it must be one of {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype is {shown(self.dtype)}; it must be one of {', '.join(DTYPES)}")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
         for name in ("max_sequences", "prefill_rows", "tile_rows"):
@@ -130,12 +130,12 @@ class EngineConfig:
 
 def _check_units(weights: object) -> None:
     if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights is {weights!r}; it must give units to tiers, as in {{disk: [layers.0-11]}}")
+        raise ConfigError(f"weights is {shown(weights)}; it must give units to tiers, as in {{disk: [layers.0-11]}}")
     for tier, names in weights.items():
         if tier not in TIERS:
-            raise ConfigError(f"weights: '{tier}' is no tier; there are {', '.join(TIERS)}")
+            raise ConfigError(f"weights: {shown(tier)} is no tier; there are {', '.join(TIERS)}")
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"weights: {tier} is {names!r}; it must be a list of names, as [embedding, layers.0-11]")
+            raise ConfigError(f"weights: {tier} is {shown(names)}; it must be a list as [embedding, layers.0-11]")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

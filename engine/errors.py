@@ -62,3 +62,15 @@ class CohortError(HeliosError):
         super().__init__(str(reason))
         self.reason = reason
         self.blocks = blocks
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value for a message: in one line, and not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def said(error: BaseException, most: int = 200) -> str:
+    """What an error says, likewise."""
+    text = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"

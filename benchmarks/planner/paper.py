@@ -26,8 +26,8 @@ DECODE_ROWS, PREFILL_ROWS = 256, 512
 """Rows up to which a product has the paper's decode rate, and from which it has its prefill rate."""
 FREE = 1e15
 """A rate of what the paper's formulas leave out."""
-SEQUENCES = 1024
-"""Prompts there are."""
+SEQUENCES = 8192
+"""Prompts there are: so many that a last block that is not full does not count."""
 
 
 def machine(paper: PaperHardware = T4) -> Hardware:

@@ -1,6 +1,7 @@
 """``helios plan``: how to run a model on a machine, and how fast that will be."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from engine.config import format_bytes
 from engine.errors import ConfigError
+from engine.files import check_target
 
 from .options import AsJson
 from .terminal import Terminal, native_output_apart
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from engine.planner.trial import Trial
 
 _JOB, _LIMITS = "Job", "Limits"
+DEFAULTS = {"prompt-len": 512, "gen-len": 32, "sequences": 256}
+PICTURES = (".png", ".svg", ".pdf")
+ALWAYS = ("prefill_rows", "schedule", "kv_dtype", "delegate")
+"""Settings that are shown even where a plan leaves the default."""
 
 
 def plan(
@@ -27,9 +33,15 @@ def plan(
         str | None,
         typer.Option(help="A built-in machine (t4, a100-80gb, …) or a file; default: what `helios profile` measured."),
     ] = None,
-    prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=_JOB)] = 512,
-    gen_len: Annotated[int, typer.Option(help="New tokens for each prompt.", rich_help_panel=_JOB)] = 32,
-    sequences: Annotated[int, typer.Option(help="Prompts there are.", rich_help_panel=_JOB)] = 256,
+    prompt_len: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt; default: 512.", rich_help_panel=_JOB)
+    ] = None,
+    gen_len: Annotated[
+        int | None, typer.Option(help="New tokens for each prompt; default: 32.", rich_help_panel=_JOB)
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Prompts there are; default: 256.", rich_help_panel=_JOB)
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Memory of the device to use: 2GiB.", rich_help_panel=_LIMITS)
     ] = None,
@@ -84,15 +96,36 @@ def plan(
         raise ConfigError(
             "--try runs the model as it is on this machine; leave out --hardware, --quantize, --depth and --stages"
         )
+    if picture is not None and picture.suffix not in PICTURES:
+        raise ConfigError(f"picture is '{picture}'; its name must end in {', '.join(PICTURES)}")
+    for target in (out, picture):
+        if target is not None:
+            check_target(target)
     given = None if check is None else Plan.load(check)
-    job = Job(prompt_len, gen_len, sequences) if given is None else given.job
+    lengths = {"prompt-len": prompt_len, "gen-len": gen_len, "sequences": sequences}
+    if given is None:
+        job = Job(*(DEFAULTS[name] if value is None else value for name, value in lengths.items()))
+    else:
+        others: dict[str, Any] = {
+            "budget": budget,
+            "host-budget": host_budget,
+            "disk-budget": disk_budget,
+            "dtype": dtype,
+        }
+        others |= {"latency-limit": latency_limit, "quantize": quantize, "kv-int4": kv_int4 or None, "depth": depth}
+        for name, value in {**lengths, **others}.items():
+            if value is not None:
+                raise ConfigError(f"--{name} says nothing beside --check, which tries the plan as it is; edit {check}")
+        if given.model != model:
+            typer.echo(f"warning: the plan was made for '{given.model}' and is tried for '{model}'", err=True)
+        job, depth = given.job, given.settings.get("depth")
     task = task_of(
         model,
         hardware,
         job,
         (budget, host_budget, disk_budget, latency_limit),
         dtype=dtype,
-        bits=None if quantize is None else int(quantize),
+        bits=int(quantize) if quantize else given.quantize if given else None,
         kv_int4=kv_int4,
         depth=depth,
         stages=stages,
@@ -102,8 +135,10 @@ def plan(
     else:
         with native_output_apart(), progress() as report:
             made = make_plan(task, lambda done, total: report("trying plans", done, total))
+    made = replace(made, quantize=int(quantize) if quantize else made.quantize)
     if out is not None:
         made.save(out)
+        typer.echo(f"written: {out}", err=True)
     measured = _carry_out(made, task) if trial else None
     if picture is not None:
         _draw(made, task, measured, picture)
@@ -142,7 +177,8 @@ def _show(made: "Plan", measured: "Trial | None") -> None:
     among = f", the best of {made.tried} ways to do it" if made.tried else ""
     terminal.print(f"[bold]{made.model}[/] on {made.hardware}: {made.summary()}{among}")
     settings = Table("setting", "value", title="Plan", title_justify="left")
-    for name, value in made.settings.items():
+    shown = {name: getattr(made.config(), name) for name in ALWAYS}
+    for name, value in {**made.settings, **shown}.items():
         settings.add_row(name, _setting(name, value))
     terminal.print(settings)
     if found is None:
@@ -162,10 +198,10 @@ def _show(made: "Plan", measured: "Trial | None") -> None:
             memory.add_row(tier, use, format_bytes(size))
     terminal.print(memory)
     for lost in made.rejected:
-        terminal.print(f"not: {lost.summary} ({lost.throughput:.2f} tokens/s; {lost.reason})")
+        terminal.print(f"not chosen: {lost.summary}: {lost.throughput:.2f} tokens/s, {lost.reason}")
 
 
 def _setting(name: str, value: Any) -> str:
-    if name == "weights":
+    if name == "weights" and value:
         return "; ".join(f"{tier}: {', '.join(names)}" for tier, names in value.items() if names)
     return format_bytes(value) if name.endswith("_bytes") and value is not None else str(value)

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import torch
+import typer
 
 from engine.checkpoint.store import resolve
-from engine.config import DTYPES, parse_bytes
+from engine.config import DTYPES, format_bytes, parse_bytes
 from engine.errors import ConfigError
+from engine.numbers import is_number
 from engine.planner.hardware import Hardware
 from engine.planner.job import Job
+from engine.planner.profile.identity import why_stale
 from engine.planner.profile.store import stored_profile
 from engine.planner.task import Task
 from engine.quant.format import Quantisation
@@ -43,10 +46,18 @@ def task_of(
     machine = _machine(hardware)
     *sizes, latency_limit_s = limits
     memory, host, disk = (None if size is None else parse_bytes(size) for size in sizes)
-    if latency_limit_s is not None and latency_limit_s <= 0:
+    if latency_limit_s is not None and not (is_number(latency_limit_s) and latency_limit_s > 0):
         raise ConfigError(f"latency-limit is {latency_limit_s:g}; it must be seconds above 0")
-    if memory is not None and memory > machine.device_bytes:
-        raise ConfigError(f"budget is {memory} bytes; the device of '{machine.name}' has {machine.device_bytes}")
+    for name, size, most in (
+        ("budget", memory, machine.device_bytes),
+        ("host-budget", host, machine.host_bytes),
+        ("disk-budget", disk, machine.disk_bytes),
+    ):
+        if size is not None and not 0 < size <= most:
+            raise ConfigError(
+                f"{name} is {format_bytes(size)} and '{machine.name}' has {format_bytes(most)}; give a size above 0 "
+                "that it has, or leave it out"
+            )
     quantisation = Quantisation.of(directory)
     if bits is not None:
         if quantisation is not None:
@@ -64,6 +75,7 @@ def task_of(
         disk_bytes=disk,
         latency_limit_s=latency_limit_s,
         kv_int4=kv_int4,
+        depth=depth,
         stages=stages,
     ).validate()
 
@@ -74,6 +86,10 @@ def _machine(hardware: str | None) -> Hardware:
     stored = stored_profile()
     if stored is None:
         raise ConfigError("this machine has not been measured; run `helios profile`, or name one with --hardware")
+    if stale := why_stale(stored):
+        typer.echo(f"warning: {stale}", err=True)
+    elif disturbed := next((source for source in stored.sources.values() if "other processes" in source), None):
+        typer.echo(f"warning: '{stored.name}' was {disturbed}; measure again while it is idle", err=True)
     return stored
 
 

@@ -1,9 +1,7 @@
 """``helios profile``: measure this machine, for plans made from its own figures."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from engine.config import format_bytes
 from engine.errors import ConfigError
+from engine.files import check_target
 from engine.planner.hardware import Curve, Hardware
 
 from ..models.cli import progress
@@ -23,7 +22,9 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def profile(
-    quick: Annotated[bool, typer.Option("--quick", help="Ten seconds instead of a minute, and less exact.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Half a minute instead of one and a half, and less exact.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the stored profile; measure nothing.")] = False,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write to this file instead of $HELIOS_HOME/hardware.")
@@ -55,7 +56,7 @@ def profile(
     from engine.planner.profile.store import profile_path
 
     path = profile_path() if out is None else out.expanduser()
-    _require_writable(path)  # before a minute is spent
+    check_target(path, "choose another file with -o")  # before a minute is spent
     with progress() as report:
         measured = profile_machine(
             device or "auto",
@@ -65,13 +66,6 @@ def profile(
         )
     measured.save(path)
     _say(measured, path, None, as_json)
-
-
-def _require_writable(path: Path) -> None:
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"the profile cannot be written to {path}; choose another file with -o")
 
 
 def _refuse_beside_show(**others: object) -> None:

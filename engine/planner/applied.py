@@ -33,6 +33,14 @@ def planned(config: EngineConfig, spec: ModelSpec, quantisation: Quantisation | 
         return config
     default = EngineConfig(model=config.model)
     plan = _own(config, spec, quantisation) if config.plan == AUTO else Plan.load(Path(config.plan).expanduser())
+    bits = quantisation.scheme.bits if quantisation else None
+    if plan.quantize not in (None, bits):
+        raise ConfigError(
+            f"the plan {config.plan} is for a copy in {plan.quantize} bits and '{config.model}' is in {bits or 16}; "
+            "make the copy with `helios quantize`, or plan without --quantize"
+        )
+    if config.plan != AUTO and plan.model != config.model:
+        log.warning("the plan %s was made for '%s'; it is used for '%s'", config.plan, plan.model, config.model)
     log.info("plan: %s", plan.summary())
     left = {name: value for name, value in plan.settings.items() if getattr(config, name) == getattr(default, name)}
     return replace(config, plan=None, **left).validate()
@@ -50,7 +58,7 @@ def _own(config: EngineConfig, spec: ModelSpec, quantisation: Quantisation | Non
     return make_plan(
         Task(
             model=config.model,
-            spec=spec,
+            spec=spec.cut(config.depth) if config.depth else spec,
             hardware=hardware,
             job=Job(max(1, context - gen_len), gen_len, config.max_sequences),
             dtype=open_device(config).dtype,

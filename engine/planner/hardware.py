@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import yaml
 
-from ..errors import ConfigError
+from ..errors import ConfigError, said, shown
 from ..files import write_whole
 from ..numbers import is_number
 from ..spec import ModelSpec
@@ -24,8 +24,6 @@ PRODUCTS = ("bfloat16", "float16", "float32", "int4", "int8")
 PACKED = ("int4", "int8")
 SMALL, LARGE = 900_000, 12_000_000
 """Elements of a matrix of a model of 100 million weights, and of one of 1 billion and more."""
-LEAST, MOST = 1e-18, 1e24
-"""Bounds of every figure, whatever its unit."""
 RATES = ("memory_bytes_s", "expand_elements_s", "layer_s", "sweep_s", "row_s")
 """Figures of a processor that are single numbers."""
 REST = ("disk_bytes", "disk_read", "disk_write", "disk_latency_s", "disk_piece_s", "to_device", "to_host", "read_cpu_s")
@@ -145,10 +143,10 @@ class Hardware:
             path = BUILT_IN / f"{name_or_path}.yaml"
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.yaml")))
             raise ConfigError(
-                f"hardware '{name_or_path}' cannot be read ({error}); give a file that helios profile wrote, or one of "
+                f"hardware '{name_or_path}' cannot be read ({said(error)}); give a file of `helios profile`, or one of "
                 f"{known}"
             ) from None
         return cls.from_dict(content, str(path))
@@ -201,6 +199,13 @@ class Hardware:
         write_whole(path, yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
 
+def bounds(key: str) -> tuple[float, float]:
+    """The least and the most that a figure may be: seconds, ratios, or rates and bytes."""
+    if key.endswith("_s") and not key.endswith(("bytes_s", "elements_s")):
+        return 1e-15, 1e4
+    return (1e-6, 1e6) if key.startswith(("small", "as_read")) else (1.0, 1e24)
+
+
 class _Given:
     """A mapping of a file, whose keys are asked for one by one."""
 
@@ -230,9 +235,11 @@ class _Given:
         return self.positive(key, self.take(key), zero=default is not None)
 
     def positive(self, key: str, value: Any, zero: bool = False) -> float:
-        if not is_number(value) or not (LEAST < value < MOST or (value == 0 and zero)):
+        least, most = bounds(key)
+        if not is_number(value) or not (least <= value <= most or (value == 0 and zero)):
             raise ConfigError(
-                f"{self.where}: {key} is {value!r}; it must be a number above 0 and below {MOST:g}, written like 1.5e+9"
+                f"{self.where}: {key} is {shown(value)}; it must be a number from {least:g} to {most:g}, written like "
+                "1.5e+9"
             )
         return float(value)
 

@@ -152,7 +152,9 @@ def _activations(task: Task, rows: int) -> TierName:
     size = 2 * rows * task.stage.hidden_size * task.dtype.itemsize
     if size <= ACTIVATION_SHARE * (task.base().memory_bytes or 0) or rows <= TILE_ROWS:
         return "device"
-    return "host" if task.hardware.separate else "disk"
+    if task.hardware.separate:
+        return "host"
+    return "disk" if task.hardware.disk_read else "device"
 
 
 def _config(task: Task, option: Option) -> EngineConfig:
@@ -194,6 +196,7 @@ def _candidate(task: Task, model: CostModel, placer: Placer, option: Option) -> 
         block=option.block,
         kv_bytes=kv_blocks * model.block_bytes(option),
         kv_tiers=kv_tiers,
+        disk=bool(task.hardware.disk_read),
         staged=[tier for tier in kv_tiers if tier == "disk" or (tier == "host" and not option.delegate)],
     )
     slots = 2 * (terms.weight_slots * terms.weight_slot + 2 * SLOTS * terms.kv_slot) if task.hardware.separate else 0

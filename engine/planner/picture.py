@@ -10,6 +10,10 @@ COLOURS = {
     "computing": "#4477aa",
     "products": "#4477aa",
     "small operations": "#66ccee",
+    "scheduling and sampling": "#bb5566",
+    "handing over": "#ddaa33",
+    "lookups": "#997700",
+    "activations": "#88ccaa",
     "decode attention": "#228833",
     "prompt attention": "#228833",
     "expanding weights": "#aa3377",
@@ -34,7 +38,7 @@ def draw(timeline: Sequence[Busy], path: Path, title: str, from_s: float = 0.0, 
     end_s = to_s if to_s is not None else max((busy.end_s for busy in timeline), default=1.0)
     shown = [busy for busy in timeline if busy.end_s > from_s and busy.start_s < end_s]
     lanes = sorted({busy.resource for busy in shown}, key=lambda name: (_rank(name), name))
-    figure = Figure(figsize=(12, 0.7 + 0.5 * max(1, len(lanes))), layout="constrained")
+    figure = Figure(figsize=(12, 1.3 + 0.5 * max(1, len(lanes))), layout="constrained")
     axes = figure.subplots()
     for row, lane in enumerate(lanes):
         for what in sorted({busy.what for busy in shown if busy.resource == lane}):
@@ -48,7 +52,7 @@ def draw(timeline: Sequence[Busy], path: Path, title: str, from_s: float = 0.0, 
     kinds = [what for what in COLOURS if what and any(busy.what == what for busy in shown)]
     if kinds:
         patches = [Patch(color=COLOURS[what], label=what) for what in kinds]
-        axes.legend(handles=patches, loc="upper right", fontsize="small", ncols=len(kinds))
+        figure.legend(handles=patches, loc="outside lower center", fontsize="small", ncols=min(6, len(kinds)))
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

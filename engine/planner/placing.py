@@ -56,6 +56,8 @@ class Shape:
     kv_bytes: float
     """Of one sequence, all layers."""
     kv_tiers: Sequence[TierName]
+    disk: bool
+    """Whether there is one, for weights."""
     staged: Sequence[TierName]
     """Tiers from which KV is brought to the device; to KV on the others attention goes itself."""
 
@@ -90,9 +92,9 @@ class Placer:
     ) -> Counts | None:
         """The fastest placement that fits and takes ``most_s`` at most; None if there is none. Without ``overlap`` a
         sweep takes the sum of its resources' times."""
-        key = (tuple(shape.kv_tiers), tuple(shape.staged), shape.tied, overlap)
+        key = (tuple(shape.kv_tiers), tuple(shape.staged), shape.tied, shape.disk, overlap)
         if key not in self._compiled:
-            self._compiled[key] = _Programme(shape.kv_tiers, shape.staged, shape.tied, overlap)
+            self._compiled[key] = _Programme(shape, overlap)
         found = self._compiled[key].solve(shape, costs, room, most_s)
         return _counts(shape, costs, *found, overlap) if found else None
 
@@ -100,9 +102,11 @@ class Placer:
 class _Programme:
     """The programme with all numbers as parameters."""
 
-    def __init__(self, kv_tiers: Sequence[TierName], staged: Sequence[TierName], tied: bool, overlap: bool) -> None:
+    def __init__(self, form: Shape, overlap: bool) -> None:
+        """For shapes with the same tiers and ties as ``form``."""
+        kv_tiers, tied = form.kv_tiers, form.tied
         self._kv_tiers = list(kv_tiers)
-        self._brought = [tier for tier in staged if tier in kv_tiers]
+        self._brought = [tier for tier in form.staged if tier in kv_tiers]
         size, per_phase = len(COLUMNS) + len(kv_tiers), len(RESOURCES) if overlap else 1
         self._overlap = overlap
         self._number = cp.Parameter(len(KINDS), nonneg=True)
@@ -125,6 +129,8 @@ class _Programme:
             limits.append(sum(at[kind, tier] for tier in TIERS) == self._number[i])
             if kind in STREAMED:
                 limits.append(at[kind, "device"] >= self._number[i] - self._number[i] * uses[0])
+        if not form.disk:
+            limits.append(sum(at[kind, "disk"] for kind in KINDS) == 0)
         if tied:
             limits.append(at["embedding", "device"] == at["head", "device"])
         limits += [sequences[tier] <= self._block * uses[1 + i] for i, tier in enumerate(self._brought)]

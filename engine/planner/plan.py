@@ -7,19 +7,21 @@ from typing import Any
 
 import yaml
 
-from ..config import EngineConfig, TierName
-from ..errors import ConfigError
+from ..config import EngineConfig, TierName, parse_bytes
+from ..errors import ConfigError, said, shown
 from ..files import write_whole
 from .job import Job
 from .places import count_units
 
 VERSION = 1
+_KINDS: dict[type, str] = {str: "text", Mapping: "a mapping of keys"}
 _DEFAULT = EngineConfig(model="")
 SETTINGS = (
     "memory_bytes",
     "host_bytes",
     "disk_bytes",
     "dtype",
+    "depth",
     "context",
     "max_sequences",
     "prefill_rows",
@@ -78,6 +80,8 @@ class Plan:
     rejected: tuple[Rejected, ...] = ()
     tried: int = 0
     """Options that were solved for."""
+    quantize: int | None = None
+    """Bits of the copy that it is for; None if it is for the model as it is."""
 
     @classmethod
     def of(cls, config: EngineConfig, hardware: str, job: Job) -> "Plan":
@@ -94,6 +98,8 @@ class Plan:
         """As ``from_dict`` reads it, and as ``--json`` prints it."""
         content: dict[str, Any] = {"helios_plan": VERSION, "model": self.model, "hardware": self.hardware}
         content |= {"job": asdict(self.job), "settings": _plain(self.settings)}
+        if self.quantize:
+            content["quantize"] = self.quantize
         if self.prediction:
             content["prediction"] = _plain(asdict(self.prediction))
         if self.rejected:
@@ -106,21 +112,26 @@ class Plan:
 
         Raises ConfigError naming the key, its value and what is expected.
         """
-        if not isinstance(content, Mapping) or content.get("helios_plan") != VERSION:
+        if not isinstance(content, Mapping) or content.get("helios_plan") is not VERSION:
             raise ConfigError(f"{where} is no plan of version {VERSION}; `helios plan MODEL -o FILE` writes one")
         for key, kind in (("model", str), ("hardware", str), ("job", Mapping), ("settings", Mapping)):
             if not isinstance(content.get(key), kind):
-                raise ConfigError(f"{where}: {key} is {content.get(key)!r}; a plan needs it as {kind.__name__.lower()}")
+                raise ConfigError(f"{where}: {key} is {shown(content.get(key))}; a plan needs it as {_KINDS[kind]}")
         for part, names in (("settings", SETTINGS), ("job", tuple(given.name for given in fields(Job)))):
             for name in content[part]:
                 if name not in names:
-                    raise ConfigError(f"{where}: {part} has '{name}'; it may have {', '.join(names)}")
+                    raise ConfigError(f"{where}: {part} has {shown(name)}; it may have {', '.join(names)}")
         try:
             job = Job(**content["job"])
         except TypeError:
-            raise ConfigError(f"{where}: job is {content['job']}; it needs prompt_len and gen_len") from None
-        plan = cls(content["model"], content["hardware"], job, dict(content["settings"]))
+            raise ConfigError(f"{where}: job is {shown(content['job'])}; it needs prompt_len and gen_len") from None
+        bits = content.get("quantize")
+        if bits not in (None, 4, 8) or isinstance(bits, bool):
+            raise ConfigError(f"{where}: quantize is {bits!r}; it must be 4 or 8, or left out")
+        plan = cls(content["model"], content["hardware"], job, {}, quantize=bits)
         try:
+            settings = {name: _size(name, value) for name, value in content["settings"].items()}
+            plan = replace(plan, settings=settings)
             plan.config().validate()
         except ConfigError as error:
             raise ConfigError(f"{where}: settings: {error}") from None
@@ -135,9 +146,9 @@ class Plan:
         """Raises ConfigError if it cannot be read, and as ``from_dict``."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise ConfigError(
-                f"the plan {path} cannot be read ({error}); `helios plan MODEL -o FILE` writes one"
+                f"the plan {path} cannot be read ({said(error)}); `helios plan MODEL -o FILE` writes one"
             ) from None
         return cls.from_dict(content, str(path))
 
@@ -155,6 +166,11 @@ class Plan:
         weights = ", ".join(f"{count} units on {tier}" for tier, count in away.items()) or "all weights on the device"
         extra = "".join(f", {text}" for text in _extras(given))
         return f"{given.get('max_sequences', 1)} sequences, {weights}, KV on {places}{extra}"
+
+
+def _size(name: str, value: Any) -> Any:
+    """Bytes, which may be written as text: "2GiB"."""
+    return parse_bytes(value) if name.endswith("_bytes") and isinstance(value, str) else value
 
 
 def _extras(given: Mapping[str, Any]) -> list[str]:

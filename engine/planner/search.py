@@ -1,14 +1,17 @@
 """The search for a plan: the most promising candidates are carried out in simulation, then those about the best."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..budget import Terms
+from ..budget import Terms, divide
 from ..config import EngineConfig, format_bytes
 from ..errors import ConfigError, HeliosError, OutOfMemoryError
 from ..kv import BLOCK, blocks_for
+from ..placement import grouped
 from .costs import CostModel, Option
 from .options import Candidate, Candidates, in_turn
+from .places import compact
 from .simulator.clock import Busy
 from .simulator.device import SimulatedDevice
 from .simulator.run import Simulation
@@ -19,6 +22,7 @@ FINALISTS = 5
 """Candidates that are simulated whatever they are, if VISITS allow it."""
 TRIALS = 16
 """Simulations at most, those about the best one included."""
+ROUNDS = 40
 VISITS = 22_000
 """Simulated visits of a cohort to a layer at most, all trials together: some 5 seconds."""
 
@@ -52,6 +56,8 @@ class _Trials:
     def __init__(self, task: Task, progress: Callable[[int], None]) -> None:
         self.task = task
         self.done: list[Tried] = []
+        self.soonest_s: float | None = None
+        """The shortest latency of those that took longer than the limit."""
         self._configs: list[EngineConfig] = []
         self._left, self._progress = VISITS, progress
 
@@ -84,6 +90,8 @@ class _Trials:
         self._progress(len(self._configs))
         if self.task.latency_limit_s is None or simulation.total_s <= self.task.latency_limit_s:
             self.done.append(Tried(config, simulation, option))
+        else:
+            self.soonest_s = min(simulation.total_s, self.soonest_s or simulation.total_s)
         return True
 
 
@@ -104,7 +112,7 @@ def search(task: Task, progress: Progress | None = None) -> Found:
     for config in _simplest(task, {one.config.max_sequences for one in trials.done} or {1}):
         trials.run(config)
     if not trials.done:
-        raise _nothing_fits(task, candidates.model)
+        raise _nothing_fits(task, candidates.model, trials.soonest_s)
     while _improved(trials, candidates):
         pass
     ranked = sorted(trials.done, key=lambda one: -task.throughput(one.simulation))
@@ -127,29 +135,69 @@ def _improved(trials: _Trials, candidates: Candidates) -> bool:
 def _simplest(task: Task, blocks: set[int]) -> list[EngineConfig]:
     """What an engine does that is told nothing but how many sequences to run."""
     context = blocks_for(task.job.context) * BLOCK
-    return [replace(task.base(), max_sequences=block, kv_tokens=block * context) for block in sorted(blocks)]
+    made = []
+    for block in sorted(blocks):
+        config = replace(task.base(), max_sequences=block, kv_tokens=block * context)
+        with suppress(OutOfMemoryError):
+            device = SimulatedDevice.of(task.hardware, task.dtype)
+            placed = grouped(divide(config, task.sizes, device).placement)
+            made.append(replace(config, weights={tier: compact(names) for tier, names in placed.items()}))
+    return made
 
 
-def _nothing_fits(task: Task, model: CostModel) -> HeliosError:
-    """The least that would do: one sequence with everything that may be elsewhere elsewhere."""
-    spec, job = task.stage, task.job
-    if task.latency_limit_s is not None:
+def _nothing_fits(task: Task, model: CostModel, soonest_s: float | None) -> HeliosError:
+    """Why there is no plan. ``soonest_s`` is the shortest latency of those that took too long."""
+    job = task.job
+    if soonest_s is None and task.latency_limit_s is not None:  # nothing was simulated: is it the limit, or the memory?
+        try:
+            found = search(replace(task, latency_limit_s=None))
+        except HeliosError as error:
+            return error
+        soonest_s = min(one.simulation.total_s for one in found.ranked)
+    if soonest_s is not None:
         return ConfigError(
             f"no plan makes {job.gen_len} tokens for prompts of {job.prompt_len} within latency_limit "
-            f"{task.latency_limit_s:g} s on '{task.hardware.name}'; raise it, or the memory, or shorten the job"
+            f"{task.latency_limit_s:g} s on '{task.hardware.name}'; the quickest one tried takes {soonest_s:.3g} s. "
+            "Raise the limit or the memory, or shorten the job"
         )
-    least = replace(
-        task.base(), max_sequences=1, prefill_rows=min(512, job.prompt_len), kv_tokens=blocks_for(job.context) * BLOCK
-    )
-    simulated, capacity = SimulatedDevice.of(task.hardware, task.dtype), least.memory_bytes or 0
-    terms = Terms.of(least, model.sizes, simulated, capacity, job.context)
-    device = terms.fixed_bytes + terms.slots_bytes(True) + blocks_for(job.context) * terms.kv_block
+    device, capacity = _least(task, model), task.base().memory_bytes or 0
+    asked = f"one sequence of {job.context} positions with all weights elsewhere takes {_rounded(device)} there"
+    if device <= capacity:
+        away = model.sizes.all_matrices
+        return OutOfMemoryError(
+            f"no plan fits '{task.hardware.name}': {asked} of {format_bytes(capacity)}, and what is elsewhere, up to "
+            f"{format_bytes(away)} of weights and the buffers they pass through, does not fit the host's "
+            f"{format_bytes(task.base().host_bytes or 0)}"
+            + ("" if task.hardware.disk_read else ", and there is no disk")
+            + ". Raise one of them"
+        )
     return OutOfMemoryError(
-        f"no plan fits {format_bytes(capacity)} on the device of '{task.hardware.name}'; one sequence of "
-        f"{job.context} positions with all weights elsewhere takes about {format_bytes(device)} there. Raise the "
-        f"memory, shorten the job, or take a smaller or quantised model ({spec.n_layers} layers of "
-        f"{spec.hidden_size} now)"
+        f"no plan fits {format_bytes(capacity)} on the device of '{task.hardware.name}'; {asked}. Raise the memory, "
+        f"shorten the job, or take a smaller or quantised model ({task.stage.n_layers} layers of "
+        f"{task.stage.hidden_size} now)"
     )
+
+
+def _least(task: Task, model: CostModel) -> int:
+    """Device memory that one sequence takes if all that may be elsewhere is. What libraries are given grows with it."""
+    job, need = task.job, task.base().memory_bytes or 0
+    for _ in range(ROUNDS):
+        least = replace(
+            task.base(), memory_bytes=need, max_sequences=1, prefill_rows=min(512, job.prompt_len),
+            kv_tokens=blocks_for(job.context) * BLOCK,
+        )  # fmt: skip
+        terms = Terms.of(least, model.sizes, SimulatedDevice.of(task.hardware, task.dtype), need, job.context)
+        found = terms.fixed_bytes + terms.slots_bytes(True) + blocks_for(job.context) * terms.kv_block
+        if found <= need:
+            break
+        need = found
+    return need if found > need else found
+
+
+def _rounded(count: int) -> str:
+    """Up to a whole MiB, or of little to a KiB."""
+    unit, name = (2**20, "MiB") if count > 2**23 else (2**10, "KiB")
+    return f"{-(-count // unit)} {name}"
 
 
 def busy_shares(timeline: Sequence[Busy]) -> dict[str, float]:

@@ -34,6 +34,8 @@ class Task:
     kv_int4: bool = False
     """KV may be kept in 4 bits."""
     read_ahead: bool = True
+    depth: int | None = None
+    """The exit at which ``spec`` was cut, for the configuration."""
     stages: int = 1
     """Machines that each take an equal part of the layers, with as many blocks on their way through them."""
 
@@ -55,13 +57,19 @@ class Task:
         return Sizes(self.stage, self.dtype, self.quantisation)
 
     def throughput(self, simulation: Simulation) -> float:
-        """Tokens a second over all stages, from one block's way through one of them. Every stage does as many blocks
-        as there are stages in turn; the first is done by all when the last has passed once more."""
+        """Tokens a second of the whole job, from one block's way through one stage; a last block that is not full is
+        taken to last as long as the others.
+
+        Every stage does as many blocks as there are stages in turn; the first is done by all when the last has passed
+        once more."""
+        sequences = simulation.tokens // self.job.gen_len
+        blocks = -(-self.job.n_sequences // sequences)
+        full = self.job.n_sequences / (blocks * sequences)
         if self.stages == 1:
-            return simulation.throughput
+            return full * simulation.throughput
         per_sweep_s = simulation.decode_s / max(1, self.job.gen_len - 1)
         total_s = self.stages * simulation.total_s + (self.stages - 1) * per_sweep_s
-        return self.stages * simulation.tokens / total_s
+        return full * self.stages * simulation.tokens / total_s
 
     def block(self, config: EngineConfig) -> Job:
         """The job of one block; of two where the next one's sequences take the place of those that end."""
@@ -79,5 +87,6 @@ class Task:
             host_bytes=host,
             disk_bytes=self.disk_bytes or int(hardware.disk_bytes * HEADROOM) or None,
             context=self.job.context,
+            depth=self.depth,
             read_ahead=self.read_ahead,
         )

@@ -130,5 +130,6 @@ def test_a_place_that_cannot_be_written_to_is_named_before_measuring(
     (tmp_path / "folder").mkdir()
     result = helios("-o", tmp_path / out)
     assert result.exit_code == 1
-    assert f"cannot be written to {tmp_path / out}" in result.stderr
+    assert f"{tmp_path / out}" in result.stderr
+    assert "choose another file with -o" in result.stderr
     assert asked == []

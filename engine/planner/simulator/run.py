@@ -9,7 +9,7 @@ from ...batch import Batch, Tile
 from ...budget import divide
 from ...build import Parts, assemble
 from ...config import EngineConfig, TierName
-from ...errors import ConfigError
+from ...errors import ConfigError, OutOfMemoryError
 from ...kv import LayerLengths
 from ...placement import Placement
 from ...request import Request, SamplingParams
@@ -80,8 +80,20 @@ def build_simulated(config: EngineConfig, sizes: Sizes, hardware: Hardware) -> S
     """``build.build`` for a model of which there are only ``sizes``. Raises as ``budget.divide``."""
     device = SimulatedDevice.of(hardware, sizes.dtype)
     budget = divide(config, sizes, device)
+    if not hardware.disk_read:
+        _refuse_disk(hardware, config, budget.placement)
     layouts = Layouts(SimulatedIndex(sizes), sizes.spec, sizes.dtype, sizes.quantisation, device.storage)
     return Simulated(assemble(config, sizes.spec, layouts, None, device, budget), device, budget.placement)
+
+
+def _refuse_disk(hardware: Hardware, config: EngineConfig, placement: Placement) -> None:
+    uses = [name for name in ("kv_disk_tokens", "activation_disk_rows") if getattr(config, name)]
+    if "disk" in placement.values():
+        uses.append("weights that do not fit into memory")
+    if uses:
+        raise OutOfMemoryError(
+            f"'{hardware.name}' has no disk for {', '.join(uses)}; raise the memory, or plan for less"
+        )
 
 
 def simulate(

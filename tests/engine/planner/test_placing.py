@@ -47,7 +47,7 @@ def case(seed: int) -> tuple[Shape, Costs, Room]:
     )
     tiers = TIERS if machine.separate else ("device", "disk")
     staged = ("disk",) if option.delegate else ("host", "disk")
-    shape = Shape(LAYERS, sizes, tied, BLOCK, kv, tiers, [tier for tier in staged if tier in tiers])
+    shape = Shape(LAYERS, sizes, tied, BLOCK, kv, tiers, True, [tier for tier in staged if tier in tiers])
     return shape, model.costs(option), room
 
 
