@@ -22,6 +22,9 @@ class Ledger:
     attempts: int = 0
     losses: int = 0
     """Times a replica died under the stream."""
+    sum_confidence: float = 0.0
+    breaches: tuple[int, int] = (0, 0)
+    """Of the attempts before this one, and of this one."""
 
     @classmethod
     def begin(cls, request_id: str, prompt: Prompt, params: SamplingParams) -> "Ledger":
@@ -32,6 +35,7 @@ class Ledger:
     def next_attempt(self) -> str:
         """The id the sequence has on a replica. Each attempt has its own: a replica may still run the last one."""
         self.attempts += 1
+        self.breaches = (sum(self.breaches), 0)
         return self.request_id if self.attempts == 1 else f"{self.request_id}~{self.attempts}"
 
     def opened(self, prompt_ids: tuple[int, ...]) -> None:
@@ -39,9 +43,17 @@ class Ledger:
         self.prompt, self.prompt_tokens = prompt_ids, len(prompt_ids)
 
     def deliver(self, delta: Delta) -> Delta:
-        """Note what is about to be delivered; returns it under the stream's own request id."""
+        """Note what is about to be delivered; returns it under the stream's own request id, with the usage of all
+        attempts."""
         self.tokens.extend(token.id for token in delta.tokens)
-        return delta if delta.request_id == self.request_id else replace(delta, request_id=self.request_id)
+        self.sum_confidence += sum(token.confidence for token in delta.tokens)
+        self.breaches = (self.breaches[0], delta.usage.breaches)
+        if delta.request_id == self.request_id:
+            return delta
+        usage = replace(
+            delta.usage, confidence=self.sum_confidence / max(1, len(self.tokens)), breaches=sum(self.breaches)
+        )
+        return replace(delta, request_id=self.request_id, usage=usage)
 
     def end(self, error: HeliosError) -> Delta:
         """The last delta of a stream that could not go on."""

@@ -52,6 +52,8 @@ class Parts:
     """Longest sequence admitted."""
     opened: ExitStack
     """What must be closed."""
+    end: Exit | None = None
+    """The exit that the model is cut at; None if it is whole."""
     exit_heads: Mapping[int, HeadWeights] = field(default_factory=dict)
     """Of the exits that are scored beside the whole model."""
     exit_profile: ExitProfile | None = None
@@ -89,14 +91,14 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     check_model(checkpoint, spec)
     heads = heads_of(config, directory, checkpoint, spec)
     scored = _scored(config, heads, spec)
-    index, spec = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
+    index, spec, end = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     device = open_device(config)
     device.storage = storage or device.storage
     budget = divide(config, Sizes(spec, device.dtype, quantisation, scored), device)
     layouts = Layouts(index, spec, device.dtype, quantisation, device.storage)
     parts = assemble(config, spec, layouts, tokenizer, device, budget, progress)
     if not scored:
-        return parts
+        return replace(parts, end=end)
     try:
         loaded = load_heads(heads, spec, checkpoint, parts.weights.before_head, device, parts.tiers["device"])
     except BaseException:

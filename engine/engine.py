@@ -38,6 +38,8 @@ class EngineStats:
     sum_logprob: float = 0.0
     """Of the generated tokens; perplexity is exp(-sum_logprob / generated_tokens)."""
     sum_confidence: float = 0.0
+    breaches: int = 0
+    """Tokens that left at an exit with less confidence than its threshold."""
     busy_s: float = 0.0
     """Time spent in sweeps."""
     preemptions: int = 0
@@ -63,6 +65,9 @@ class Engine:
         self.context = parts.context
         self._executor = parts.executor
         self._source, self._sink = parts.source(), parts.sink
+        self.depth = parts.end.layer if parts.end else self.spec.n_layers
+        """Layers of the model's own that tokens pass."""
+        self._threshold = (parts.end.threshold or 0.0) if parts.end else 0.0
         self.exit_profile = parts.exit_profile
         """What exits would have said of the tokens made so far; None if they are not scored."""
         self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
@@ -150,6 +155,7 @@ class Engine:
             stop=stop,
             tokens=[*request.prompt_ids, *request.generated],
             output=list(request.generated),
+            depth=self.depth,
             stop_ids=frozenset(stop_ids),
         )
 
@@ -264,6 +270,10 @@ class Engine:
         counters.generated_tokens += 1
         counters.sum_logprob += token.logprob
         counters.sum_confidence += token.confidence
+        sequence.sum_confidence += token.confidence
+        if token.confidence < self._threshold:
+            counters.breaches += 1
+            sequence.breaches += 1
         if token.id in sequence.stop_ids and n >= params.min_tokens:
             text = sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
             reason = None if token.id in self.spec.eos_ids else token.id

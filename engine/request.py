@@ -71,6 +71,12 @@ class Token:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    depth: int | None = None
+    """Layers that the tokens passed; None where that is not known."""
+    confidence: float = 0.0
+    """Mean of the tokens' confidence."""
+    breaches: int = 0
+    """Tokens that left at an exit with less confidence than its threshold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     """Of its home's pool."""
     status: Status = Status.WAITING
+    depth: int | None = None
+    """Layers that its tokens pass."""
+    sum_confidence: float = 0.0
+    breaches: int = 0
     stop_ids: frozenset[int] = frozenset()
     """Token ids that end it: end of sequence (unless ignored) and the request's own."""
 
@@ -50,7 +54,9 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.n_prompt, len(self.output))
+        made = len(self.output) - len(self.request.generated)
+        confidence = self.sum_confidence / max(1, made)
+        return Usage(self.n_prompt, len(self.output), self.depth, confidence, self.breaches)
 
     def append(self, token: int) -> None:
         self.tokens.append(token)

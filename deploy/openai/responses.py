@@ -157,17 +157,29 @@ def token_text(vocabulary: Vocabulary, token_id: int) -> str:
 
 
 def usage_json(usage: Usage) -> Json:
-    return {
+    counts: Json = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+    if usage.depth is None:
+        return counts
+    mean = round(usage.confidence, 4)
+    return {**counts, "helios": {"depth": usage.depth, "mean_confidence": mean, "breaches": usage.breaches}}
 
 
 def add_usage(usages: Iterable[Usage]) -> Usage:
     """The sum over the choices of one response."""
     counted = list(usages)
-    return Usage(sum(u.prompt_tokens for u in counted), sum(u.completion_tokens for u in counted))
+    tokens = sum(u.completion_tokens for u in counted)
+    depths = {u.depth for u in counted}
+    return Usage(
+        sum(u.prompt_tokens for u in counted),
+        tokens,
+        depths.pop() if len(depths) == 1 else None,
+        sum(u.confidence * u.completion_tokens for u in counted) / max(1, tokens),
+        sum(u.breaches for u in counted),
+    )
 
 
 def _choice(index: int, logprobs: Json | None, finish: FinishReason | None, **content: Any) -> Json:

@@ -48,13 +48,13 @@ def heads_of(config: EngineConfig, directory: Path, checkpoint: Checkpoint, spec
 
 def cut(
     config: EngineConfig, checkpoint: Checkpoint, heads: Heads, spec: ModelSpec, quantisation: Quantisation | None
-) -> tuple[Checkpoint | CutCheckpoint, ModelSpec]:
-    """The checkpoint and the spec of the model at the depth that a configuration asks for.
+) -> tuple[Checkpoint | CutCheckpoint, ModelSpec, Exit | None]:
+    """The checkpoint and the spec of the model at the depth that a configuration asks for, and the exit it ends at.
 
     Raises ConfigError for a depth that is none, or has no head.
     """
     if config.depth is None or config.depth == spec.n_layers:
-        return checkpoint, spec
+        return checkpoint, spec, None
     if config.depth > spec.n_layers:
         raise ConfigError(f"depth is {config.depth}; this model has {spec.n_layers} layers")
     found = heads.at(config.depth)
@@ -63,4 +63,4 @@ def cut(
             f"the exit at layer {found.layer} has a block in 16 bits and this model's layers are in "
             f"{quantisation.scheme.bits}; use an exit of another kind, or the model as it was before"
         )
-    return CutCheckpoint(checkpoint, heads, spec, found), spec.at(found)
+    return CutCheckpoint(checkpoint, heads, spec, found), spec.at(found), found

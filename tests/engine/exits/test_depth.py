@@ -68,6 +68,22 @@ def test_the_last_layer_is_the_whole_model(copied: Callable[[str], Path]) -> Non
     assert tokens(model, depth=3, kv_tokens=1024) == whole == tokens(model, kv_tokens=1024)
 
 
+def test_a_completion_says_its_depth_its_confidence_and_its_breaches(copied: Callable[[str], Path]) -> None:
+    model, threshold = copied("llama"), 0.02
+    add_heads(model, [Exit(1, "norm", threshold=threshold)])
+    for depth, passed in ((1, 1), (None, 3)):
+        with LLM(model, dtype="float32", kv_tokens=1024, depth=depth) as llm:
+            done = llm.generate(PROMPTS, GREEDY)
+            assert llm.engine.depth == passed
+            for each in done:
+                sure = [token.confidence for token in each.tokens]
+                expected = sum(confidence < threshold for confidence in sure) if depth else 0
+                assert (each.usage.depth, each.usage.breaches) == (passed, expected)
+                assert each.usage.confidence == pytest.approx(sum(sure) / len(sure))
+            assert llm.engine.stats().breaches == sum(each.usage.breaches for each in done)
+            assert (sum(each.usage.breaches for each in done) > 0) == (depth is not None)
+
+
 def test_less_depth_takes_less_memory_and_has_room_for_more_sequences(copied: Callable[[str], Path]) -> None:
     model = copied("llama")
     add_heads(model, [EXITS["norm"]])
