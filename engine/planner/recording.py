@@ -67,7 +67,7 @@ class _NotedPiece(WrappedPiece):
         start_s = self.recorder.now_s
         self.piece.run(host, bounce)
         link = "host memory" if isinstance(self.place, SpillMemory) else "disk"
-        self.recorder.note(f"{link} {'write' if self.store else 'read'}", start_s, "")
+        self.recorder.note(f"{link} {'write' if self.store else 'read'}", start_s, "store" if self.store else "load")
 
 
 @dataclass(frozen=True, slots=True)
