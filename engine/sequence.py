@@ -1,6 +1,7 @@
 """A sequence: one request while it is being served."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,6 +43,21 @@ class Sequence:
     breaches: int = 0
     stop_ids: frozenset[int] = frozenset()
     """Token ids that end it: end of sequence (unless ignored) and the request's own."""
+
+    @classmethod
+    def silent(cls, request_id: str, prompt: Seq[int], n_layers: int, max_tokens: int = 1) -> "Sequence":
+        """One whose tokens nobody is told: for simulations, and for what only hidden states are wanted of."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        text = None  # nothing is said
+        return cls(
+            request=Request(request_id, tuple(prompt), params),
+            params=params,
+            deliver=lambda _: None,
+            kv=LayerLengths(n_layers),
+            text=text,  # type: ignore[arg-type]
+            stop=StopMatcher(()),
+            tokens=list(prompt),
+        )
 
     @property
     def n_prompt(self) -> int:

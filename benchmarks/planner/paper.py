@@ -7,10 +7,11 @@ import torch
 from engine.config import TIERS, EngineConfig, TierName
 from engine.errors import HeliosError
 from engine.kv import BLOCK, blocks_for
-from engine.planner.hardware import Curve, Hardware, Processor
+from engine.planner.hardware import Hardware
 from engine.planner.job import Job
 from engine.planner.places import compact, in_parts
 from engine.planner.placing import Counts, named_units
+from engine.planner.processor import Curve, Processor
 from engine.planner.reference.model import T4, PaperHardware, PaperModel
 from engine.planner.reference.paper import TABLE, Row
 from engine.planner.search import Tried, search

@@ -85,9 +85,11 @@ def plan(
 
         helios plan smollm2-135m-instruct --budget 250MB --sequences 8 --try --picture real.png
     """
+    from engine.checkpoint.store import resolve
     from engine.planner.job import Job
     from engine.planner.plan import Plan
     from engine.planner.planner import check_plan, make_plan
+    from engine.quant.format import Quantisation
 
     from ..models.cli import progress
     from .planning import task_of
@@ -118,6 +120,11 @@ def plan(
                 raise ConfigError(f"--{name} says nothing beside --check, which tries the plan as it is; edit {check}")
         if given.model != model:
             typer.echo(f"warning: the plan was made for '{given.model}' and is tried for '{model}'", err=True)
+        if trial and given.quantize and Quantisation.of(resolve(model)) is None:
+            raise ConfigError(
+                f"{check} is for a copy in {given.quantize} bits and '{model}' is not one; --try the copy that "
+                "`helios quantize` makes"
+            )
         job, depth = given.job, given.settings.get("depth")
     task = task_of(
         model,
@@ -155,8 +162,10 @@ def _carry_out(made: "Plan", task: "Task") -> "Trial":
     from ..models.cli import progress
 
     config = made.config(task.base())
+    block = task.block(config)
     with progress() as report:
-        return carry_out(config, task.block(config), lambda done, total: report("carrying it out", done, total))
+        measured = carry_out(config, block, lambda done, total: report("carrying it out", done, total))
+    return replace(measured, throughput=measured.throughput * task.fullness(block.n_sequences))
 
 
 def _draw(made: "Plan", task: "Task", measured: "Trial | None", path: Path) -> None:

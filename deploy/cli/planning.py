@@ -59,7 +59,7 @@ def task_of(
                 "that it has, or leave it out"
             )
     quantisation = Quantisation.of(directory)
-    if bits is not None:
+    if bits is not None and (quantisation is None or quantisation.scheme.bits != bits):
         if quantisation is not None:
             raise ConfigError(f"{model} is quantised already: {quantisation.scheme.describe()}; leave --quantize out")
         quantisation = Quantisation(Scheme(4 if bits == 4 else 8, 64 if bits == 4 else None).validate())

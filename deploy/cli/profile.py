@@ -12,7 +12,8 @@ from rich.table import Table
 from engine.config import format_bytes
 from engine.errors import ConfigError
 from engine.files import check_target
-from engine.planner.hardware import Curve, Hardware
+from engine.planner.hardware import Hardware
+from engine.planner.processor import Curve
 
 from ..models.cli import progress
 from .options import AsJson

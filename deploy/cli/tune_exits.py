@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from engine.errors import ConfigError
+from engine.files import check_target
 
 from .options import AsJson
 from .terminal import Terminal
@@ -75,6 +76,7 @@ def tune_exits(
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     if not 0 < learning_rate <= 1:
         raise ConfigError(f"learning-rate is {learning_rate:g}; it must be above 0 and at most 1")
+    check_target(out or directory / FILE)
     config = work_config(model, threads)
     folder = work_dir or directory / "tune-exits"
     with progress() as report:
@@ -124,25 +126,24 @@ def _windows(
 
 def _show(results: "Sequence[Result]", out: Path) -> None:
     terminal = Terminal()
-    names = [name for name in results[0].at_thresholds if name != "calibrated"]
-    table = Table(
-        "exit", "head", "agreement", *(f"at {name}" for name in names), "calibrated", "ECE", "cost", "worth it"
-    )
+    table = Table("exit", "head", "agreement", "threshold", "satisfied", "ECE", "cost", "worth it")
     for found in results:
-        at = [f"{share:.0%}, {agrees:.0%}" for share, agrees in (found.at_thresholds[name] for name in names)]
-        own = "never" if found.threshold is None else f"{found.threshold:g}: {found.at_thresholds['calibrated'][0]:.0%}"
+        own = found.at_thresholds.get("calibrated")
         table.add_row(
             str(found.layer),
             f"{found.kind}, {found.parameters / 1e6:.1f} M",
             f"{found.agreement:.1%}",
-            *at,
-            own,
+            "none" if found.threshold is None else f"{found.threshold:g}",
+            f"{own[0]:.0%}" if own else "",
             f"{found.calibration_error:.3f}",
             f"{found.cost_layers:.2f} layers",
             "yes" if found.recommended else "no",
         )
     terminal.print(table)
-    terminal.print(
-        "In a cell: the share of held-out tokens with that confidence, and how many of them agree with the last layer."
-    )
+    names = [name for name in results[0].at_thresholds if name != "calibrated"]
+    sure = Table("exit", *names, title="Held-out tokens of that confidence, and how many agree", title_justify="left")
+    for found in results:
+        shares = (found.at_thresholds[name] for name in names)
+        sure.add_row(str(found.layer), *(f"{share:.0%}, {agrees:.0%}" for share, agrees in shares))
+    terminal.print(sure)
     terminal.print(f"written: {out}; `--set depth=N` runs the model up to exit N")

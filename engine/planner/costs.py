@@ -16,8 +16,9 @@ from ..kv import BLOCK, KVFormat, blocks_for
 from ..quant.matrix import KERNEL_ROWS
 from ..sizes import Sizes
 from ..units import Unit
-from .hardware import Hardware, Processor, small_bytes
+from .hardware import Hardware
 from .job import Job
+from .processor import Processor, small_bytes
 
 Resource = Literal["compute", "disk", "to device", "to host"]
 RESOURCES: tuple[Resource, ...] = ("compute", "disk", "to device", "to host")

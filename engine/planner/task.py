@@ -57,19 +57,21 @@ class Task:
         return Sizes(self.stage, self.dtype, self.quantisation)
 
     def throughput(self, simulation: Simulation) -> float:
-        """Tokens a second of the whole job, from one block's way through one stage; a last block that is not full is
-        taken to last as long as the others.
+        """Tokens a second of the whole job, from one block's way through one stage.
 
         Every stage does as many blocks as there are stages in turn; the first is done by all when the last has passed
         once more."""
-        sequences = simulation.tokens // self.job.gen_len
-        blocks = -(-self.job.n_sequences // sequences)
-        full = self.job.n_sequences / (blocks * sequences)
+        full = self.fullness(simulation.tokens // self.job.gen_len)
         if self.stages == 1:
             return full * simulation.throughput
         per_sweep_s = simulation.decode_s / max(1, self.job.gen_len - 1)
         total_s = self.stages * simulation.total_s + (self.stages - 1) * per_sweep_s
         return full * self.stages * simulation.tokens / total_s
+
+    def fullness(self, sequences: int) -> float:
+        """Share of the places that are taken if the job is done so many sequences at a time: a last block that is not
+        full is taken to last as long as the others."""
+        return self.job.n_sequences / (-(-self.job.n_sequences // sequences) * sequences)
 
     def block(self, config: EngineConfig) -> Job:
         """The job of one block; of two where the next one's sequences take the place of those that end."""

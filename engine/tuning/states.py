@@ -14,12 +14,10 @@ from ..block import before_head
 from ..build import Parts, build
 from ..config import EngineConfig
 from ..errors import CheckpointError
-from ..kv import LayerLengths, blocks_for
-from ..request import Request, SamplingParams
+from ..kv import blocks_for
 from ..scheduler import Scheduler
 from ..sequence import Sequence as Generation
 from ..sweep import Sweep
-from ..text.stop import StopMatcher
 
 ABOUT = "states.json"
 FINAL = "final"
@@ -134,22 +132,7 @@ def _batches(parts: Parts, windows: Iterable[Sequence[int]]) -> Iterable[list[Ge
         if batch and blocks + needed > room:
             yield batch
             batch, blocks = [], 0
-        batch.append(_sequence(number, window, parts.spec.n_layers))
+        batch.append(Generation.silent(f"window-{number}", window, parts.spec.n_layers))
         blocks += needed
     if batch:
         yield batch
-
-
-def _sequence(number: int, window: Sequence[int], n_layers: int) -> Generation:
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    request = Request(f"window-{number}", tuple(window), params)
-    text = None  # nothing is said
-    return Generation(
-        request=request,
-        params=params,
-        deliver=lambda _: None,
-        kv=LayerLengths(n_layers),
-        text=text,  # type: ignore[arg-type]
-        stop=StopMatcher(()),
-        tokens=list(window),
-    )

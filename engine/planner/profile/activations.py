@@ -8,7 +8,7 @@ from ...config import TILE_ROWS
 from ...device import Device
 from ...rope import rotate_
 from ...weights import NormWeights
-from ..hardware import small_bytes
+from ..processor import small_bytes
 from .timing import Effort, timed, usual_seconds
 from .toy import llama_spec
 

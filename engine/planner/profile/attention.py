@@ -12,7 +12,7 @@ from ...device import Device
 from ...kv import BLOCK, KVFormat, KVLayout
 from ...spec import ModelSpec
 from ...tiers import Tier
-from ..hardware import Curve
+from ..processor import Curve
 from .timing import Effort, Run, timed, usual_seconds
 from .toy import llama_spec
 

@@ -10,7 +10,8 @@ import torch
 
 from ...config import EngineConfig
 from ...device import Device, open_device
-from ..hardware import SAME, Curve, Hardware, Processor
+from ..hardware import Hardware
+from ..processor import SAME, Curve, Processor
 from .activations import memory_rate
 from .attention import attention_rates
 from .disk import measure_disk

@@ -13,7 +13,7 @@ from ...quant.groups import Quantised
 from ...quant.matrix import KERNEL_ROWS, StoredMatrix
 from ...quant.scheme import Scheme
 from ...weights import Matrix
-from ..hardware import Curve
+from ..processor import Curve
 from .timing import Effort, Run, timed, usual_seconds
 
 Shape = tuple[int, int]

@@ -15,7 +15,8 @@ from ...quant.kv import KVCodec
 from ...quant.matrix import Int8Matrix, PackedMatrix, QuantisedMatrix, StoredMatrix
 from ...storage.transfer import WORKERS
 from ...weights import Matrix
-from ..hardware import Hardware, Processor
+from ..hardware import Hardware
+from ..processor import Processor
 from .clock import Clock, Link
 from .storage import Links, SimulatedStorage
 

@@ -1,6 +1,6 @@
 """Running a block of requests on a simulated machine."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -10,15 +10,11 @@ from ...budget import divide
 from ...build import Parts, assemble
 from ...config import EngineConfig, TierName
 from ...errors import ConfigError, OutOfMemoryError
-from ...kv import LayerLengths
 from ...placement import Placement
-from ...request import Request, SamplingParams
 from ...scheduler import Scheduler
 from ...sequence import Sequence
 from ...sizes import Sizes
-from ...spec import ModelSpec
 from ...sweep import Sweep
-from ...text.stop import StopMatcher
 from ...units import Layouts
 from ..costs import CostModel
 from ..hardware import Hardware
@@ -138,7 +134,7 @@ def _run(built: Simulated, job: Job, lookup_s: float, prefilled: bool) -> Simula
         parts.homes, layers, config.max_sequences, config.prefill_rows, config.schedule, config.tile_rows
     )
     for number in range(job.n_sequences):
-        scheduler.add(_sequence(number, job, spec))
+        scheduler.add(Sequence.silent(f"simulated-{number}", (0,) * job.prompt_len, spec.n_layers, job.gen_len))
     if prefilled:
         for sequence in scheduler.waiting:
             sequence.kv.set(layers, job.prompt_len - 1)
@@ -176,18 +172,3 @@ def _run(built: Simulated, job: Job, lookup_s: float, prefilled: bool) -> Simula
     for busy in timeline:
         busy.start_s, busy.end_s = max(0.0, busy.start_s - begun_s), busy.end_s - begun_s
     return Simulation(prefill_s, decode_s, decode_tokens, tokens, sweeps, tuple(timeline), built.memory, shown_s)
-
-
-def _sequence(number: int, job: Job, spec: ModelSpec) -> Sequence:
-    params = SamplingParams(temperature=0, max_tokens=job.gen_len, ignore_eos=True)
-    request = Request(f"simulated-{number}", (0,) * job.prompt_len, params)
-    text = None  # nothing is said in a simulation
-    return Sequence(
-        request=request,
-        params=replace(params),
-        deliver=lambda _: None,
-        kv=LayerLengths(spec.n_layers),
-        text=text,  # type: ignore[arg-type]
-        stop=StopMatcher(()),
-        tokens=list(request.prompt_ids),
-    )

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from engine.planner.hardware import Curve, Hardware, Processor
+from engine.planner.hardware import Hardware
+from engine.planner.processor import Curve, Processor
 from engine.spec import ModelSpec
 
 GIB = 2**30

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 from engine.errors import ConfigError
-from engine.planner.hardware import BUILT_IN, Curve, Hardware
+from engine.planner.hardware import BUILT_IN, Hardware
+from engine.planner.processor import Curve
 
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 PROCESSOR: dict[str, Any] = {

@@ -15,7 +15,8 @@ import torch
 from engine.device import CpuDevice, Device, usable_cores
 from engine.errors import ConfigError
 from engine.memory import total_bytes
-from engine.planner.hardware import Curve, Hardware, Processor
+from engine.planner.hardware import Hardware
+from engine.planner.processor import Curve, Processor
 from engine.planner.profile import disk, machine, products
 from engine.planner.profile.disk import Disk, measure_disk
 from engine.planner.profile.identity import identity, why_stale
