@@ -39,6 +39,9 @@ class ModelConfig(_Strict):
     ``.`` or ``~``, or an existing directory, is made absolute, from the configuration file's directory."""
     plan: str | None = _ENGINE.plan
     """A file that ``helios plan`` wrote, made absolute from the configuration file's directory; or "auto"."""
+    depth: int | None = _ENGINE.depth
+    exits: str | None = _ENGINE.exits
+    """A file of heads, made absolute likewise; or "shared"."""
     device: str = _ENGINE.device
     dtype: str = _ENGINE.dtype
     memory: str | int | None = _ENGINE.memory_bytes
@@ -97,12 +100,12 @@ class ModelConfig(_Strict):
             return str(place.resolve())
         return path
 
-    @field_validator("plan")
+    @field_validator("plan", "exits")
     @classmethod
-    def _plan_absolute(cls, plan: str | None, info: ValidationInfo) -> str | None:
-        if plan in (None, "auto"):
-            return plan
-        return str((Path((info.context or {}).get("base", ".")) / Path(plan or "").expanduser()).resolve())
+    def _file_absolute(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is None or file == {"plan": "auto", "exits": "shared"}[info.field_name or ""]:
+            return file
+        return str((Path((info.context or {}).get("base", ".")) / Path(file).expanduser()).resolve())
 
     @field_validator("memory", "host_memory", "disk_space", mode="before")
     @classmethod

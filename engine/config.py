@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from types import NoneType
 from typing import Literal, get_args
 
 from .errors import ConfigError, shown
@@ -108,6 +110,9 @@ class EngineConfig:
             _at_least("activation_rows", self.activation_rows, 0)
         elif self.activation_host_rows or self.activation_disk_rows:
             raise ConfigError("activation_host_rows or activation_disk_rows is set, and activation_rows is not: set it")
+        for name in ("plan", "exits"):
+            if not isinstance(getattr(self, name), (str, PathLike, NoneType)):
+                raise ConfigError(f"{name} is {shown(getattr(self, name))}; it must be the name of a file")
         if self.kv_dtype not in ("auto", "int4"):
             raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
         if not is_number(self.value_share) or not 0 < self.value_share <= 1:

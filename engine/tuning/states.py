@@ -13,7 +13,7 @@ from ..batch import Batch, Tile
 from ..block import before_head
 from ..build import Parts, build
 from ..config import EngineConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..kv import blocks_for
 from ..scheduler import Scheduler
 from ..sequence import Sequence as Generation
@@ -49,8 +49,11 @@ class States:
         about = folder / ABOUT
         if not about.is_file():
             return None
-        content = json.loads(about.read_text(encoding="utf-8"))
-        found = cls(folder, tuple(content["layers"]), content["count"], content["hidden_size"])
+        try:
+            content = json.loads(about.read_text(encoding="utf-8"))
+            found = cls(folder, tuple(content["layers"]), content["count"], content["hidden_size"])
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{about} is damaged; remove {folder} and collect the states again") from None
         for name in (*map(str, found.layers), FINAL):
             path = folder / f"{name}.bf16"
             if not path.is_file() or path.stat().st_size != found.count * found.hidden_size * 2:
@@ -91,9 +94,12 @@ def collect(
 ) -> States:
     """Take windows of tokens, each a text of its own, through the whole model. ``progress`` is told of positions done.
 
-    Raises as ``build.build``, and OSError as the disk does.
+    Raises ConfigError for a folder that cannot be made, as ``build.build``, and OSError as the disk does.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"states cannot be kept in {folder}: {error.strerror}; choose another work folder") from None
     parts = build(replace(config, depth=None, prefill_rows=ROWS, max_sequences=ROWS))
     spec = parts.spec
     sinks = {layer: _Keep(folder / f"{layer}.bf16") for layer in layers}

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..config import EngineConfig
-from ..errors import ConfigError, InvalidRequestError
+from ..errors import ConfigError, InvalidRequestError, said
 from ..llm import LLM
 from ..request import SamplingParams
 from ..text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ def read_texts(paths: Iterable[Path]) -> Iterator[str]:
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}); give .txt or .jsonl files in UTF-8") from None
+            raise ConfigError(f"{path} cannot be read ({said(error)}); give .txt or .jsonl files in UTF-8") from None
         if path.suffix != ".jsonl":
             yield content
             continue

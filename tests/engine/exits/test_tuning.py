@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, UnsupportedModelError
+from engine.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine.llm import LLM
 from engine.request import SamplingParams
 from engine.text.tokenizer import Tokenizer
@@ -126,6 +126,12 @@ def test_too_little_text_wrong_layers_and_other_norms_are_refused(
             attempt(model, layers, texts())
     with pytest.raises(UnsupportedModelError, match="layer norms"):
         attempt(tiny_model("opt"), [1], texts())
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="states cannot be kept"):
+        collect(config(model), [1], texts(), tmp_path / "file" / "w")
+    (tmp_path / "states.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        States.open(tmp_path)
     with pytest.raises(ConfigError, match="too few"):
         split([[1]], 0.5)
     assert not (tmp_path / "heads.safetensors").exists()
