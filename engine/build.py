@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from .batch import BatchBuilder
 from .block import DecoderBlock
+from .boundary import BoundaryStates
 from .budget import Budget, divide
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
@@ -19,6 +20,9 @@ from .exits.profile import ExitProfile
 from .exits.scored import ScoredHead, load_heads
 from .kv_homes import KVHome
 from .opening import open_activations, open_homes
+from .passes.base import Pass
+from .passes.plain import PlainPass
+from .passes.trunk import Trunk
 from .quant.format import Quantisation
 from .quant.stored import check_model
 from .rope import Rope
@@ -56,6 +60,8 @@ class Parts:
     """The exit that the model is cut at; None if it is whole."""
     exit_heads: Mapping[int, HeadWeights] = field(default_factory=dict)
     """Of the exits that are scored beside the whole model."""
+    kept: Mapping[int, BoundaryStates] = field(default_factory=dict)
+    """Stores for the states that leave so many layers."""
     exit_profile: ExitProfile | None = None
     """What they would have said; None if none is scored."""
 
@@ -66,6 +72,20 @@ class Parts:
         if self.exit_profile is None:
             return ExitHead(self.spec, self.device, self.weights)
         return ScoredHead(self.spec, self.device, self.weights, self.exit_heads, self.exit_profile)
+
+    def passing(self) -> Pass:
+        """How tokens pass the model."""
+        depth, threshold = (self.end.layer, self.end.threshold) if self.end else (self.spec.n_layers, None)
+        layers = range(self.spec.n_layers)
+        return PlainPass(
+            self.executor, layers, self.source(), self.sink(), self.sampler, depth=depth, threshold=threshold or 0.0
+        )
+
+    def trunk(self) -> Trunk:
+        """The layers in segments that end where states are kept."""
+        config = self.config
+        rows = config.prefill_rows + config.max_sequences
+        return Trunk(self.executor, self.source(), self.kept, self.spec.n_layers, rows, config.tile_rows)
 
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""

@@ -6,18 +6,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-from torch.profiler import record_function
-
 from .build import Parts, build
 from .config import EngineConfig
 from .errors import CohortError, EngineDeadError, HeliosError, InvalidRequestError
 from .kv import LayerLengths
 from .request import Delta, FinishReason, Request, Token
-from .sampling import SamplingRow, validate
+from .sampling import validate
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
-from .sweep import Sweep
 from .text.detokenizer import TextStream
 from .text.stop import StopMatcher
 
@@ -63,25 +59,22 @@ class Engine:
         self.device = parts.device
         self.tiers = parts.tiers
         self.context = parts.context
-        self._executor = parts.executor
-        self._source, self._sink = parts.source(), parts.sink
+        self._pass = parts.passing()
         self.depth = parts.end.layer if parts.end else self.spec.n_layers
         """Layers of the model's own that tokens pass."""
-        self._threshold = (parts.end.threshold or 0.0) if parts.end else 0.0
         self.exit_profile = parts.exit_profile
         """What exits would have said of the tokens made so far; None if they are not scored."""
         self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
         self._homes = parts.homes
-        self._layers = range(self.spec.n_layers)
         self._scheduler = Scheduler(
             self._homes,
-            self._layers,
+            self._pass.layers,
             self.config.max_sequences,
             self.config.prefill_rows,
             self.config.schedule,
             self.config.tile_rows,
+            self._pass.forget,
         )
-        self._sampler = parts.sampler
         self._sequences: dict[str, Sequence] = {}
         self._counters = EngineStats()
         self._outgoing: list[tuple[Deliver, Delta]] = []
@@ -155,7 +148,6 @@ class Engine:
             stop=stop,
             tokens=[*request.prompt_ids, *request.generated],
             output=list(request.generated),
-            depth=self.depth,
             stop_ids=frozenset(stop_ids),
         )
 
@@ -202,10 +194,8 @@ class Engine:
         if not shares:
             return False
         started = time.perf_counter()
-        sink = self._sink()
-        sweep = Sweep(self._counters.sweeps, self._layers, shares, self._source, sink, sink.taps)
         try:
-            logits = self._executor.run(sweep)
+            said = self._pass.run(self._counters.sweeps, shares)
         except CohortError as error:  # the others' KV is as it was, so they go on in the next sweep
             harmed = {id(blocks) for blocks in error.blocks}
             self._fail([each for each in self._scheduler.running if id(each.blocks) in harmed], error.reason)
@@ -213,28 +203,16 @@ class Engine:
         except HeliosError as error:
             self._fail([share.sequence for share in shares], error)
             return True
-        sampled = [share.sequence for share in shares if share.logit_rows]
-        with record_function("helios::sample"):
-            tokens = self._sample(logits, [_sampling_row(sequence) for sequence in sampled])
-        sink.chosen([token.id if isinstance(token, Token) else None for token in tokens])
-        for sequence, token in zip(sampled, tokens, strict=True):
-            if isinstance(token, HeliosError):
-                self._fail([sequence], token)
-            else:
-                self._accept(sequence, token)
+        for each in said:
+            if each.error:
+                self._fail([each.sequence], each.error)
+            for token in each.tokens:
+                if each.sequence.status is not Status.FINISHED:
+                    self._accept(each.sequence, token)
         self._counters.sweeps += 1
         self._counters.busy_s += time.perf_counter() - started
         self._deliver()
         return True
-
-    def _sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[Token | HeliosError]:
-        """The token of each row, or why there is none."""
-        try:
-            return [*self._sampler.sample(logits, rows)]
-        except HeliosError as error:
-            if len(rows) == 1:
-                return [error]
-            return [self._sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]  # the others are well
 
     def close(self) -> None:
         """End what runs, stop the threads that read ahead and close files. The engine cannot be used any more."""
@@ -265,15 +243,12 @@ class Engine:
 
     def _accept(self, sequence: Sequence, token: Token) -> None:
         """Append a token, release the text it makes final, and end the sequence if it is due."""
-        sequence.append(token.id)
+        sequence.append(token)
         counters, params, n = self._counters, sequence.params, len(sequence.output)
         counters.generated_tokens += 1
         counters.sum_logprob += token.logprob
         counters.sum_confidence += token.confidence
-        sequence.sum_confidence += token.confidence
-        if token.confidence < self._threshold:
-            counters.breaches += 1
-            sequence.breaches += 1
+        counters.breaches += token.breached
         if token.id in sequence.stop_ids and n >= params.min_tokens:
             text = sequence.stop.push(sequence.text.finish()) + sequence.stop.flush()
             reason = None if token.id in self.spec.eos_ids else token.id
@@ -306,14 +281,3 @@ class Engine:
 
     def _post(self, sequence: Sequence, delta: Delta) -> None:
         self._outgoing.append((sequence.deliver, delta))
-
-
-def _sampling_row(sequence: Sequence) -> SamplingRow:
-    below_minimum = len(sequence.output) < sequence.params.min_tokens
-    return SamplingRow(
-        params=sequence.params,
-        position=len(sequence.tokens),
-        prompt_ids=sequence.request.prompt_ids,
-        output_ids=sequence.output,
-        banned_ids=tuple(sequence.stop_ids) if below_minimum else (),
-    )

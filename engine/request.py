@@ -65,18 +65,22 @@ class Token:
     """The largest probability over the vocabulary; decides breaches (helios.md section 1)."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
     """The likeliest (id, logprob), best first, when asked for."""
+    depth: int = 0
+    """Layers that it passed."""
+    breached: bool = False
+    """It left at an exit with less confidence than asked for there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-    depth: int | None = None
-    """Layers that the tokens passed; None where that is not known."""
+    depth: float | None = None
+    """Mean of the layers that the tokens passed; None where there is none."""
     confidence: float = 0.0
     """Mean of the tokens' confidence."""
     breaches: int = 0
-    """Tokens that left at an exit with less confidence than its threshold."""
+    """Tokens that left at an exit with less confidence than asked for there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ waits at the head of the queue, to be prefilled again with what it has generated
 """
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from .batch import Share
@@ -98,9 +99,12 @@ class Scheduler:
         prefill_rows: int,
         schedule: Schedule = "continuous",
         tile_rows: int = TILE_ROWS,
+        freed: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """A sequence goes to the first of ``homes`` that has room for it, and adds ``tile_rows`` to a sweep at most."""
+        """A sequence goes to the first of ``homes`` that has room for it, and adds ``tile_rows`` to a sweep at most;
+        ``freed`` is told of each that gave its blocks back."""
         self.tile_rows = tile_rows
+        self._freed = freed
         self.admission = admission(schedule, max_sequences)
         self.homes = homes
         self.layers = layers
@@ -198,6 +202,7 @@ class Scheduler:
             sequence.home.pool.give_back(sequence.blocks)
         sequence.home, sequence.blocks = None, []
         sequence.kv.cut(0)
+        self._freed(sequence)
 
 
 def _may_grow(sequence: Sequence) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from .kv import LayerLengths
 from .kv_homes import KVHome
-from .request import Delta, Request, SamplingParams, Usage
+from .request import Delta, Request, SamplingParams, Token, Usage
 from .text.detokenizer import TextStream
 from .text.stop import StopMatcher
 
@@ -37,8 +37,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     """Of its home's pool."""
     status: Status = Status.WAITING
-    depth: int | None = None
-    """Layers that its tokens pass."""
+    sum_depth: int = 0
     sum_confidence: float = 0.0
     breaches: int = 0
     stop_ids: frozenset[int] = frozenset()
@@ -71,9 +70,15 @@ class Sequence:
     @property
     def usage(self) -> Usage:
         made = len(self.output) - len(self.request.generated)
-        confidence = self.sum_confidence / max(1, made)
-        return Usage(self.n_prompt, len(self.output), self.depth, confidence, self.breaches)
+        if not made:
+            return Usage(self.n_prompt, len(self.output))
+        depth, confidence = self.sum_depth / made, self.sum_confidence / made
+        return Usage(self.n_prompt, len(self.output), depth, confidence, self.breaches)
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        self.output.append(token)
+    def append(self, token: Token) -> None:
+        """Its next token."""
+        self.tokens.append(token.id)
+        self.output.append(token.id)
+        self.sum_depth += token.depth
+        self.sum_confidence += token.confidence
+        self.breaches += token.breached

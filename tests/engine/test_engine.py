@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidRequestError, OutOfMemoryError
 from engine.llm import LLM
+from engine.passes.plain import PlainPass
 from engine.request import Completion, Delta, Request, SamplingParams, Token
 from engine.sampling import SamplingRow
 from tests.engine.test_parity import random_tokens
@@ -211,7 +213,8 @@ def test_a_bad_configuration_is_refused(
 
 
 def test_logits_that_are_not_finite_end_their_request_and_no_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = llm.engine._sampler.sample
+    sampler = cast(PlainPass, llm.engine._pass)._sampler
+    sample = sampler.sample
 
     def damaged(logits: torch.Tensor, rows: list[SamplingRow]) -> list[Token]:
         logits = logits.clone()
@@ -222,7 +225,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(llm: LLM, mon
 
     prompts = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]
     expected = [ids(completion) for completion in llm.generate(prompts, GREEDY)]
-    monkeypatch.setattr(llm.engine._sampler, "sample", damaged)
+    monkeypatch.setattr(sampler, "sample", damaged)
     completions = llm.generate(prompts, GREEDY)
     assert [completion.finish_reason for completion in completions] == ["length", "error", "length"]
     assert "not finite" in str(completions[1].error)

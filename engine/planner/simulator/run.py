@@ -11,6 +11,7 @@ from ...build import Parts, assemble
 from ...config import EngineConfig, TierName
 from ...errors import ConfigError, OutOfMemoryError
 from ...placement import Placement
+from ...request import Token
 from ...scheduler import Scheduler
 from ...sequence import Sequence
 from ...sizes import Sizes
@@ -23,6 +24,8 @@ from .checkpoint import SimulatedIndex
 from .clock import Busy
 from .device import META, SimulatedDevice
 from .shortcuts import Shortcuts
+
+_TOKEN = Token(0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def _run(built: Simulated, job: Job, lookup_s: float, prefilled: bool) -> Simula
         made = 0
         for share in shares:
             if share.logit_rows:
-                share.sequence.append(0)
+                share.sequence.append(_TOKEN)
                 made += 1
                 if len(share.sequence.output) == job.gen_len:
                     scheduler.remove(share.sequence)
