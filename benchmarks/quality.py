@@ -21,6 +21,7 @@ from engine.build import build
 from engine.checkpoint.store import resolve
 from engine.config import EngineConfig, format_bytes
 from engine.engine import Engine
+from engine.passes.choose import sink, source
 from engine.quant.copy import quantise_model
 from engine.quant.format import Quantisation
 from engine.quant.scheme import Bits, Dim, Scheme
@@ -111,7 +112,7 @@ def measure(directory: Path, way: Way, texts: list[list[int]], threads: int | No
     started = time.perf_counter()
     for position in range(length - 1):
         shares = [Share(sequence, position, 1, 1) for sequence in sequences]
-        logits = parts.executor.run(Sweep(position, layers, shares, parts.source(), parts.sink()))
+        logits = parts.executor.run(Sweep(position, layers, shares, source(parts), sink(parts)))
         total += _negative_log_likelihood(logits, [text[position + 1] for text in texts])
     seconds = time.perf_counter() - started
     memory = engine.stats().memory

@@ -70,6 +70,8 @@ class Budget:
     """Activations and the sampler's workspace."""
     activation_rows: tuple[int, int, int]
     """Rows whose hidden states are kept on device, host and disk."""
+    kept: tuple[int, ...]
+    """Where the states of all positions are kept: after so many layers."""
     activation_slot_bytes: int
     """Of a buffer that hidden states pass through; 0 if all stay on the device."""
     offload_dir: Path
@@ -122,6 +124,7 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
         library_bytes=terms.libraries,
         work_bytes=terms.work,
         activation_rows=activation_rows(config),
+        kept=sizes.beside.kept,
         activation_slot_bytes=terms.activation_slot,
         offload_dir=offload_dir,
     )
@@ -144,6 +147,8 @@ class Terms:
     libraries: int
     small: int
     """Norms and biases."""
+    kept: int
+    """States at exits of the positions whose KV is elsewhere."""
     kv_slots: int
     activation_slot: int
     weight_slot: int
@@ -151,7 +156,7 @@ class Terms:
     weights: int
     """All matrices, if they were resident."""
     kv_block: int
-    """One block over all layers."""
+    """One block over all layers, and its positions' states at exits."""
     elsewhere: int
     """KV blocks of the largest of the other tiers."""
     scratch_blocks: int
@@ -174,16 +179,17 @@ class Terms:
         kv_slot_bytes = min(KV_SLOT_BYTES, int(capacity * BUFFER_SHARE))
         kv_slot = max(longest, min(kv_slot_bytes // layer_block, longest * config.max_sequences)) * layer_block
         return cls(
-            work=activation_bytes(spec, config, device, context, 1 + len(sizes.scored)) + sampler.workspace_bytes,
+            work=activation_bytes(spec, config, device, context, sizes.beside.answers) + sampler.workspace_bytes,
             scratch=kv_format.gathered_bytes(scratch_blocks) + sizes.expansion + expander,
             libraries=min(device.library_bytes, max(0, capacity - TOY_BYTES) // 2),
             small=sizes.all_small,
+            kept=sizes.kept_block * (blocks_for(config.kv_host_tokens) + blocks_for(config.kv_disk_tokens)),
             kv_slots=staged * SLOTS * kv_slot,
             activation_slot=config.tile_rows * spec.hidden_size * device.dtype.itemsize if offloads else 0,
             weight_slot=sizes.slot,
             weight_slots=SLOTS if SLOTS * sizes.slot <= capacity * WEIGHT_SLOTS_SHARE else 2,
             weights=sizes.all_matrices,
-            kv_block=layer_block * spec.n_layers,
+            kv_block=layer_block * spec.n_layers + sizes.kept_block,
             elsewhere=max(blocks_for(config.kv_host_tokens), blocks_for(config.kv_disk_tokens)),
             scratch_blocks=scratch_blocks,
             kv_slot=kv_slot,
@@ -193,7 +199,8 @@ class Terms:
 
     @property
     def fixed_bytes(self) -> int:
-        return self.work + self.scratch + self.libraries + self.small + self.kv_slots + SLOTS * self.activation_slot
+        slots = self.kv_slots + SLOTS * self.activation_slot
+        return self.work + self.scratch + self.libraries + self.small + self.kept + slots
 
     def slots_bytes(self, streams: bool) -> int:
         """Weights pass through one slot when they are loaded, and through several when they are in every sweep."""

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from .batch import BatchBuilder
 from .block import DecoderBlock
 from .boundary import BoundaryStates
@@ -12,17 +14,13 @@ from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig
 from .device import Device, open_device
-from .errors import ConfigError
 from .executor import Executor
 from .exits.cut import cut, heads_of
-from .exits.heads import Heads
+from .exits.modes import beside
 from .exits.profile import ExitProfile
-from .exits.scored import ScoredHead, load_heads
+from .exits.scored import load_heads, load_rows
 from .kv_homes import KVHome
-from .opening import open_activations, open_homes
-from .passes.base import Pass
-from .passes.plain import PlainPass
-from .passes.trunk import Trunk
+from .opening import open_activations, open_homes, open_kept
 from .quant.format import Quantisation
 from .quant.stored import check_model
 from .rope import Rope
@@ -30,7 +28,6 @@ from .sampling import Sampler
 from .sizes import Sizes
 from .spec import Exit, ModelSpec
 from .storage.storage import Storage
-from .sweep import EmbedTokens, ExitHead
 from .text.tokenizer import Tokenizer
 from .tiers import Tiers
 from .units import Layouts
@@ -59,33 +56,13 @@ class Parts:
     end: Exit | None = None
     """The exit that the model is cut at; None if it is whole."""
     exit_heads: Mapping[int, HeadWeights] = field(default_factory=dict)
-    """Of the exits that are scored beside the whole model."""
+    """Of the exits beside the whole model."""
+    frequent: Tensor | None = None
+    """Rows [K, H] of the LM head, for the exits' checks."""
     kept: Mapping[int, BoundaryStates] = field(default_factory=dict)
     """Stores for the states that leave so many layers."""
     exit_profile: ExitProfile | None = None
     """What they would have said; None if none is scored."""
-
-    def source(self) -> EmbedTokens:
-        return EmbedTokens(self.weights.embedding)
-
-    def sink(self) -> ExitHead:
-        if self.exit_profile is None:
-            return ExitHead(self.spec, self.device, self.weights)
-        return ScoredHead(self.spec, self.device, self.weights, self.exit_heads, self.exit_profile)
-
-    def passing(self) -> Pass:
-        """How tokens pass the model."""
-        depth, threshold = (self.end.layer, self.end.threshold) if self.end else (self.spec.n_layers, None)
-        layers = range(self.spec.n_layers)
-        return PlainPass(
-            self.executor, layers, self.source(), self.sink(), self.sampler, depth=depth, threshold=threshold or 0.0
-        )
-
-    def trunk(self) -> Trunk:
-        """The layers in segments that end where states are kept."""
-        config = self.config
-        rows = config.prefill_rows + config.max_sequences
-        return Trunk(self.executor, self.source(), self.kept, self.spec.n_layers, rows, config.tile_rows)
 
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
@@ -110,34 +87,28 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
         config = planned(config, spec, quantisation)
     check_model(checkpoint, spec)
     heads = heads_of(config, directory, checkpoint, spec)
-    scored = _scored(config, heads, spec)
+    extra = beside(config, heads, spec, quantisation)
     index, spec, end = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
     device = open_device(config)
     device.storage = storage or device.storage
-    budget = divide(config, Sizes(spec, device.dtype, quantisation, scored), device)
+    budget = divide(config, Sizes(spec, device.dtype, quantisation, extra), device)
     layouts = Layouts(index, spec, device.dtype, quantisation, device.storage)
     parts = assemble(config, spec, layouts, tokenizer, device, budget, progress)
-    if not scored:
+    if not extra.heads:
         return replace(parts, end=end)
     try:
-        loaded = load_heads(heads, spec, checkpoint, parts.weights.before_head, device, parts.tiers["device"])
+        tier = parts.tiers["device"]
+        loaded = load_heads(extra.heads, heads, spec, checkpoint, parts.weights.before_head, device, tier)
+        frequent = heads.frequent[: extra.frequent]
+        return replace(
+            parts,
+            exit_heads=loaded,
+            frequent=load_rows(checkpoint, spec, frequent, device, tier) if frequent else None,
+            exit_profile=ExitProfile([found.layer for found in extra.heads]) if config.score_exits else None,
+        )
     except BaseException:
         parts.close()
         raise
-    return replace(parts, exit_heads=loaded, exit_profile=ExitProfile([end.layer for end in scored]))
-
-
-def _scored(config: EngineConfig, heads: Heads, spec: ModelSpec) -> tuple[Exit, ...]:
-    """The exits to score beside the whole model. Raises ConfigError where there is none, or the model is cut."""
-    if not config.score_exits:
-        return ()
-    if not heads.exits:
-        raise ConfigError("score_exits is set and this model has no exits; make heads with `helios tune-exits`")
-    if config.depth not in (None, spec.n_layers):
-        raise ConfigError(
-            f"score_exits is set and depth is {config.depth}; exits are scored at full depth: leave it out"
-        )
-    return heads.exits
 
 
 def assemble(
@@ -172,6 +143,7 @@ def _open(
     opened.callback(layouts.close)
     tiers["device"].hold(budget.work_bytes, "activations")
     tiers["device"].hold(budget.library_bytes, "libraries")
+    kept = open_kept(spec, device, budget)
     homes = open_homes(config, spec, device, budget, opened)  # before the weights: what the disk lacks shows at once
     activations = open_activations(config, spec, device, budget, opened)
     weights = WeightStore(
@@ -190,5 +162,16 @@ def _open(
     batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
     executor = Executor(DecoderBlock(spec, device), weights, batches, activations)
     return Parts(
-        config, spec, tokenizer, device, tiers, weights, homes, executor, budget.sampler, budget.context, opened
+        config=config,
+        spec=spec,
+        tokenizer=tokenizer,
+        device=device,
+        tiers=tiers,
+        weights=weights,
+        homes=homes,
+        executor=executor,
+        sampler=budget.sampler,
+        context=budget.context,
+        opened=opened,
+        kept=kept,
     )

@@ -11,6 +11,7 @@ from .errors import ConfigError, shown
 from .numbers import is_number
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+CONFIDENCES = ("top1", "margin")
 TILE_ROWS = 1024
 TierName = Literal["device", "host", "disk"]
 Schedule = Literal["continuous", "zigzag", "diagonal"]
@@ -35,6 +36,21 @@ class EngineConfig:
     exits.safetensors beside the model, if it is there."""
     score_exits: bool = False
     """Serve at full depth, and count what every exit would have said: ``Engine.exit_profile``."""
+    early_exit: bool = False
+    """Keep all layers, and let each token leave at the first exit that is sure enough (EE-LLM). A request may then ask
+    for a depth or a threshold of its own."""
+    exit_threshold: float | None = None
+    """Confidence from which on a token may leave; None is what each exit was calibrated to."""
+    confidence: str = "top1"
+    """How sure an exit is: "top1", the largest probability; "margin", that less the second largest."""
+    check_vocabulary: int | None = None
+    """Tokens, the most frequent ones, that an exit's confidence is looked for among; the whole LM head is then used for
+    the token that leaves alone. None is the whole vocabulary."""
+    draft_depth: int | None = None
+    """Draft tokens at this exit and let the deeper layers, wherever they are, verify several at once: the output is the
+    whole model's."""
+    draft_tokens: int = 4
+    """Tokens of a draft."""
     device: str = "auto"
     """"auto" takes CUDA where there is one; else "cpu", "cuda" or "cuda:N"."""
     dtype: str = "auto"
@@ -96,7 +112,7 @@ class EngineConfig:
             raise ConfigError(f"dtype is {shown(self.dtype)}; it must be one of {', '.join(DTYPES)}")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device is '{self.device}'; it must be auto, cpu, cuda or cuda:N")
-        for name in ("max_sequences", "prefill_rows", "tile_rows"):
+        for name in ("max_sequences", "prefill_rows", "tile_rows", "draft_tokens"):
             _at_least(name, getattr(self, name), 1)
         for name in (
             "max_queued",
@@ -117,7 +133,12 @@ class EngineConfig:
             raise ConfigError(f"kv_dtype is '{self.kv_dtype}'; it must be auto or int4")
         if not is_number(self.value_share) or not 0 < self.value_share <= 1:
             raise ConfigError(f"value_share is {self.value_share!r}; it must be a number above 0 and at most 1")
-        for name in ("read_ahead", "delegate", "score_exits"):
+        if self.confidence not in CONFIDENCES:
+            raise ConfigError(f"confidence is {shown(self.confidence)}; it must be one of {', '.join(CONFIDENCES)}")
+        threshold = self.exit_threshold
+        if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
+            raise ConfigError(f"exit_threshold is {shown(threshold)}; it must be a number from 0 to 1")
+        for name in ("read_ahead", "delegate", "score_exits", "early_exit"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.schedule not in get_args(Schedule):
@@ -126,7 +147,16 @@ class EngineConfig:
             _check_units(self.weights)
         if self.kv_tokens is not None:
             _at_least("kv_tokens", self.kv_tokens, 0 if self.kv_host_tokens or self.kv_disk_tokens else 1)
-        for name in ("memory_bytes", "host_bytes", "disk_bytes", "context", "depth", "threads"):
+        for name in (
+            "memory_bytes",
+            "host_bytes",
+            "disk_bytes",
+            "context",
+            "depth",
+            "draft_depth",
+            "check_vocabulary",
+            "threads",
+        ):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)

@@ -10,6 +10,7 @@ from .build import Parts, build
 from .config import EngineConfig
 from .errors import CohortError, EngineDeadError, HeliosError, InvalidRequestError
 from .kv import LayerLengths
+from .passes.choose import choose
 from .request import Delta, FinishReason, Request, Token
 from .sampling import validate
 from .scheduler import Scheduler
@@ -38,6 +39,11 @@ class EngineStats:
     """Tokens that left at an exit with less confidence than its threshold."""
     busy_s: float = 0.0
     """Time spent in sweeps."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that were the whole model's tokens."""
+    segment_rows: tuple[int, ...] = ()
+    """Rows computed between one exit and the next, where tokens may stop at exits."""
     preemptions: int = 0
     """Times a running sequence gave its KV blocks back and had to be prefilled again."""
     running: int = 0
@@ -59,7 +65,7 @@ class Engine:
         self.device = parts.device
         self.tiers = parts.tiers
         self.context = parts.context
-        self._pass = parts.passing()
+        self._pass = choose(parts)
         self.depth = parts.end.layer if parts.end else self.spec.n_layers
         """Layers of the model's own that tokens pass."""
         self.exit_profile = parts.exit_profile
@@ -74,6 +80,7 @@ class Engine:
             self.config.schedule,
             self.config.tile_rows,
             self._pass.forget,
+            self._pass.ahead,
         )
         self._sequences: dict[str, Sequence] = {}
         self._counters = EngineStats()
@@ -204,11 +211,11 @@ class Engine:
             self._fail([share.sequence for share in shares], error)
             return True
         for each in said:
-            if each.error:
-                self._fail([each.sequence], each.error)
             for token in each.tokens:
                 if each.sequence.status is not Status.FINISHED:
                     self._accept(each.sequence, token)
+            if each.error and each.sequence.status is not Status.FINISHED:
+                self._fail([each.sequence], each.error)
         self._counters.sweeps += 1
         self._counters.busy_s += time.perf_counter() - started
         self._deliver()
@@ -233,6 +240,9 @@ class Engine:
     def _snapshot(self) -> EngineStats:
         return replace(
             self._counters,
+            drafted_tokens=self._pass.stats.drafted,
+            accepted_tokens=self._pass.stats.accepted,
+            segment_rows=tuple(self._pass.stats.rows),
             preemptions=self._scheduler.preemptions,
             running=len(self._scheduler.running),
             waiting=self.waiting,

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import torch
 
 from .activations import Activations, Room
+from .boundary import BoundaryStates
 from .budget import SLOTS, Budget
 from .config import EngineConfig, TierName
 from .device import Device
@@ -49,6 +50,12 @@ def open_homes(
         tiers["disk"].hold(size, "kv")
         homes.append(staged("disk", device.storage.spill(budget.offload_dir, size, layout.block_bytes)))
     return homes
+
+
+def open_kept(spec: ModelSpec, device: Device, budget: Budget) -> dict[int, BoundaryStates]:
+    """Stores for the states at exits of every position that the homes have KV for. Raises OutOfMemoryError."""
+    tier, blocks = budget.tiers["device"], sum(budget.kv_blocks.values())
+    return {layer: BoundaryStates.resident(tier, spec.hidden_size, device.dtype, blocks) for layer in budget.kept}
 
 
 def open_activations(

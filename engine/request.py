@@ -42,6 +42,10 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no log-probabilities; k: those of the chosen token and of the k likeliest."""
     skip_special_tokens: bool = True
+    depth: int | None = None
+    """Layers that every token is to pass: those of an exit, or all. None is as the model is served."""
+    exit_threshold: float | None = None
+    """Confidence from which on a token may leave at an exit, where the model is served with early exits."""
 
 
 @dataclass(frozen=True, slots=True)

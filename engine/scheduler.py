@@ -100,11 +100,12 @@ class Scheduler:
         schedule: Schedule = "continuous",
         tile_rows: int = TILE_ROWS,
         freed: Callable[[Sequence], None] = lambda _: None,
+        ahead: int = 0,
     ) -> None:
         """A sequence goes to the first of ``homes`` that has room for it, and adds ``tile_rows`` to a sweep at most;
-        ``freed`` is told of each that gave its blocks back."""
+        ``freed`` is told of each that gave its blocks back; ``ahead`` are positions that a step may add for a while."""
         self.tile_rows = tile_rows
-        self._freed = freed
+        self._freed, self._ahead = freed, ahead
         self.admission = admission(schedule, max_sequences)
         self.homes = homes
         self.layers = layers
@@ -163,7 +164,7 @@ class Scheduler:
         sequence = self.waiting[0]
         for home in self.homes:
             others = sum(other.home is home and _may_grow(other) for other in self.running)
-            need, spare = (sequence.longest, 0) if home.reserves else (len(sequence.tokens), others)
+            need, spare = (sequence.longest, 0) if home.reserves else (self._reach(sequence), others)
             if blocks_for(need) + spare <= home.pool.free_blocks:
                 break
         else:
@@ -181,7 +182,7 @@ class Scheduler:
         """See that the sequence has a block for its next position; False if it had to give way itself."""
         home = sequence.home
         assert home is not None, "a running sequence has a home"
-        missing = max(0, blocks_for(len(sequence.tokens)) - len(sequence.blocks))
+        missing = max(0, blocks_for(self._reach(sequence)) - len(sequence.blocks))
         while missing > home.pool.free_blocks:
             youngest = next(other for other in reversed(self.running) if other.home is home)
             self._preempt(youngest)
@@ -189,6 +190,10 @@ class Scheduler:
                 return False
         sequence.blocks += home.pool.take(missing)
         return True
+
+    def _reach(self, sequence: Sequence) -> int:
+        """Positions that the next step may need."""
+        return max(len(sequence.tokens), min(len(sequence.tokens) + self._ahead, sequence.longest))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1

@@ -5,10 +5,24 @@ from dataclasses import dataclass
 import torch
 
 from .checkpoint.layout import head_elements
+from .kv import BLOCK
 from .quant.format import Quantisation
 from .spec import Exit, ModelSpec
 from .storage.direct import ALIGN
 from .units import Unit, group_of, held_bytes, is_matrix, units
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What there is for exits beside the layers that are served."""
+
+    heads: tuple[Exit, ...] = ()
+    kept: tuple[int, ...] = ()
+    """Where the states of all positions are kept: after so many layers."""
+    answers: int = 1
+    """Rows of logits that a sequence has in a pass."""
+    frequent: int = 0
+    """Tokens whose rows of the LM head are there once more, for checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +32,7 @@ class Sizes:
     spec: ModelSpec
     dtype: torch.dtype
     quantisation: Quantisation | None = None
-    scored: tuple[Exit, ...] = ()
-    """Exits whose heads are there beside the whole model."""
+    beside: Beside = Beside()
 
     def matrices(self, unit: Unit) -> int:
         """Bytes of what may be placed elsewhere: of the embedding its tables, of a tied head nothing."""
@@ -31,12 +44,18 @@ class Sizes:
         return sum(tensor.size for tensor in group if not is_matrix(unit, tensor.name)) * self.dtype.itemsize
 
     @property
+    def kept_block(self) -> int:
+        """Bytes of the kept states of a block of positions."""
+        return len(self.beside.kept) * BLOCK * self.spec.hidden_size * self.dtype.itemsize
+
+    @property
     def all_matrices(self) -> int:
         return sum(self.matrices(unit) for unit in units(self.spec.n_layers))
 
     @property
     def all_small(self) -> int:
-        heads = sum(head_elements(self.spec, end) for end in self.scored) * self.dtype.itemsize
+        heads = sum(head_elements(self.spec, end) for end in self.beside.heads)
+        heads = (heads + self.beside.frequent * self.spec.hidden_size) * self.dtype.itemsize
         return heads + sum(self.small(unit) for unit in units(self.spec.n_layers))
 
     @property

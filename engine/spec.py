@@ -53,6 +53,12 @@ class Exit:
     """Width of an adapter's gated MLP."""
     threshold: float | None = None
     """Confidence from which on it agrees with the last layer as often as it was calibrated to; None if it was not."""
+    margin_threshold: float | None = None
+    """Likewise, where confidence is the lead over the second best."""
+
+    def calibrated(self, confidence: str) -> float | None:
+        """The threshold for a measure of ``config.CONFIDENCES``."""
+        return self.margin_threshold if confidence == "margin" else self.threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from .device import Device
 from .embedding import Embedding
 from .spec import ModelSpec
 from .weight_store import WeightStore
+from .weights import HeadWeights
 
 
 class Source(Protocol):
@@ -71,15 +72,23 @@ class ExitHead:
     taps: Mapping[int, Sink] = {}
     """Further sinks that it has on the way."""
 
-    def __init__(self, spec: ModelSpec, device: Device, weights: WeightStore) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: Device, weights: WeightStore, before: HeadWeights | None = None
+    ) -> None:
+        """``before`` is what there is of an exit's head before the LM head; None is the model's own."""
         self._spec, self._device, self._weights = spec, device, weights
+        self._before = before or weights.before_head
         self._wanted = Wanted()
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
         self._wanted.take(tile, hidden)
 
     def result(self, batch: Batch) -> Tensor:
-        return self.logits(before_head(self._spec, self._weights.before_head, self._wanted.result(batch)))
+        return self.logits(self.ready(batch))
+
+    def ready(self, batch: Batch) -> Tensor:
+        """The states [wanted rows, H] as the LM head wants them."""
+        return before_head(self._spec, self._before, self._wanted.result(batch))
 
     def chosen(self, ids: Seq[int | None]) -> None:
         """The tokens that were chosen by the logits; None where there is none."""

@@ -1,8 +1,8 @@
 """Heads of exits, as a safetensors file beside the model's: what it says of itself, checked against the trunk.
 
 Its metadata has an entry ``helios_exits``, a JSON object: ``version``, ``trunk`` (a fingerprint of the model that
-the heads were made for) and ``exits``, a list of objects with the fields of ``spec.Exit``. Tensors of the exit at layer
-10 begin with ``exits.10.``: ``norm.weight`` (and ``norm.bias``); ``linear.weight``, ``up.weight``, ``down.weight`` of
+the heads were made for), ``exits``, a list of objects with the fields of ``spec.Exit``, and ``frequent``, the tokens
+that the model says most often. Tensors of the exit at layer 10 begin with ``exits.10.``: ``norm.weight`` (and ``norm.bias``); ``linear.weight``, ``up.weight``, ``down.weight`` of
 an adapter, and of a block what a layer of the model's checkpoint has, after ``block.``.
 """
 
@@ -36,14 +36,16 @@ class Heads:
 
     exits: tuple[Exit, ...]
     tensors: Mapping[str, TensorInfo]
+    frequent: tuple[int, ...] = ()
+    """The tokens that the model says most often, the most frequent first."""
 
-    def at(self, layer: int) -> Exit:
-        """The exit after so many layers. Raises ConfigError naming those there are."""
+    def at(self, layer: int, setting: str = "depth") -> Exit:
+        """The exit after so many layers. Raises ConfigError naming those there are and the ``setting``."""
         for found in self.exits:
             if found.layer == layer:
                 return found
         known = ", ".join(str(found.layer) for found in self.exits) or "none"
-        raise ConfigError(f"depth is {layer}, where this model has no exit with a head; it has exits at {known}")
+        raise ConfigError(f"{setting} is {layer}, where this model has no exit with a head; it has exits at {known}")
 
     def sources(self, checkpoint: Checkpoint, spec: ModelSpec, found: Exit) -> dict[str, str]:
         """Of a model that ends at an exit, the tensors that come from the heads: the name that the model's own
@@ -89,13 +91,14 @@ def read_heads(path: Path, checkpoint: Checkpoint, spec: ModelSpec) -> Heads:
                 raise CheckpointError(f"{path}: '{source}' has type {info.dtype}; heads must be floating point")
     if unused:
         raise CheckpointError(f"{path} has '{next(iter(unused))}', which belongs to no exit that it lists")
-    return Heads(exits, tensors)
+    return Heads(exits, tensors, _frequent(path, content, spec))
 
 
-def describe(exits: Iterable[Exit], trunk: str) -> dict[str, str]:
+def describe(exits: Iterable[Exit], trunk: str, frequent: Iterable[int] = ()) -> dict[str, str]:
     """The metadata of a file with these heads."""
     listed = [{key: value for key, value in asdict(found).items() if value is not None} for found in exits]
-    return {"format": "pt", ENTRY: json.dumps({"version": VERSION, "trunk": trunk, "exits": listed})}
+    content = {"version": VERSION, "trunk": trunk, "exits": listed, "frequent": list(frequent)}
+    return {"format": "pt", ENTRY: json.dumps(content)}
 
 
 def fingerprint(checkpoint: Checkpoint, spec: ModelSpec) -> str:
@@ -134,6 +137,13 @@ def _exits(path: Path, content: Mapping[str, Any], spec: ModelSpec) -> tuple[Exi
     return exits
 
 
+def _frequent(path: Path, content: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
+    listed = content.get("frequent", [])
+    if not isinstance(listed, list) or not all(type(token) is int and 0 <= token < spec.vocab_size for token in listed):
+        raise CheckpointError(f"{path}: frequent is no list of tokens of this model, from 0 to {spec.vocab_size - 1}")
+    return tuple(listed)
+
+
 def _exit(path: Path, entry: Any, spec: ModelSpec) -> Exit:
     names = {field.name for field in fields(Exit)}
     if not isinstance(entry, dict) or "layer" not in entry or not set(entry) <= names:
@@ -148,9 +158,12 @@ def _exit(path: Path, entry: Any, spec: ModelSpec) -> Exit:
     adapter = found.kind == "adapter"
     if type(found.adapter_size) is not int or (found.adapter_size > 0) != adapter:
         raise CheckpointError(f"{path}: the exit at layer {found.layer} has adapter_size {found.adapter_size!r}")
-    threshold = found.threshold
-    if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
-        raise CheckpointError(f"{path}: the exit at layer {found.layer} has threshold {threshold!r}; it must be 0 to 1")
+    for name in ("threshold", "margin_threshold"):
+        threshold = getattr(found, name)
+        if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
+            raise CheckpointError(
+                f"{path}: the exit at layer {found.layer} has {name} {threshold!r}; it must be 0 to 1"
+            )
     return found
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from ..batch import Batch
 from ..block import before_head
 from ..checkpoint.index import Checkpoint
-from ..checkpoint.layout import head_group
+from ..checkpoint.layout import Naming, head_group
 from ..checkpoint.reader import read_into
 from ..device import Device
 from ..errors import UnsupportedModelError
-from ..spec import ModelSpec
+from ..spec import Exit, ModelSpec
 from ..sweep import ExitHead, Sink, Wanted
 from ..tiers import Tier
 from ..weight_store import WeightStore
@@ -46,7 +46,7 @@ class ScoredHead(ExitHead):
         return self._states
 
     def result(self, batch: Batch) -> Tensor:
-        last = before_head(self._spec, self._weights.before_head, self._wanted.result(batch))
+        last = self.ready(batch)
         ready = [before_head(self._spec, self._heads[layer], s.result(batch)) for layer, s in self._states.items()]
         answers: list[Tensor] = list(self.logits(torch.cat([last, *ready])).chunk(1 + len(ready)))
         logits, said = answers[0], answers[1:]
@@ -73,20 +73,27 @@ class ScoredHead(ExitHead):
 
 
 def load_heads(
-    heads: Heads, spec: ModelSpec, checkpoint: Checkpoint, own: HeadWeights, device: Device, tier: Tier
+    exits: Sequence[Exit],
+    heads: Heads,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    own: HeadWeights,
+    device: Device,
+    tier: Tier,
 ) -> dict[int, HeadWeights]:
-    """The heads of all exits where the model computes; ``own`` is the model's.
+    """The heads of some exits where the model computes; ``own`` is the model's.
 
     Raises OutOfMemoryError, CheckpointError, and UnsupportedModelError for a head with a block of its own.
     """
     loaded: dict[int, HeadWeights] = {}
-    for at in heads.exits:
+    for at in exits:
         if at.kind == "shared":
             loaded[at.layer] = own
             continue
         if at.kind == "block":
             raise UnsupportedModelError(
-                f"the exit at layer {at.layer} has a block, which cannot be scored beside the model"
+                f"the exit at layer {at.layer} has a block, which the whole model cannot have beside it; use heads of "
+                "another kind"
             )
         names = heads.by_source(checkpoint, spec, at)
         small = {}
@@ -96,3 +103,15 @@ def load_heads(
             small[tensor.name] = tier.allocate(tensor.shape, device.dtype, "weights").copy_(host)
         loaded[at.layer] = head_weights(small)
     return loaded
+
+
+def load_rows(checkpoint: Checkpoint, spec: ModelSpec, tokens: Sequence[int], device: Device, tier: Tier) -> Tensor:
+    """Rows [K, H] of the LM head where the model computes. Raises OutOfMemoryError, CheckpointError."""
+    source = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
+    info = checkpoint.info(Naming.of(checkpoint.names)(source))
+    width = info.nbytes // info.shape[0]
+    rows = torch.empty(len(tokens), spec.hidden_size, dtype=device.dtype)
+    for row, token in zip(rows, tokens, strict=True):
+        read_into(replace(info, offset=info.offset + token * width, nbytes=width, shape=(spec.hidden_size,)), row)
+    tier.hold(rows.numel() * rows.itemsize, "weights")
+    return device.keep_matrix(rows.to(device.torch_device))

@@ -1,7 +1,7 @@
 """What a pass is given and what it gives back."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..batch import Share
@@ -20,11 +20,26 @@ class Said:
     error: HeliosError | None = None
 
 
+@dataclass(slots=True)
+class PassStats:
+    """Cumulative counters of a pass."""
+
+    drafted: int = 0
+    accepted: int = 0
+    """Drafts that the whole model would have said."""
+    rows: list[int] = field(default_factory=list)
+    """Rows computed, by segment between exits; none in a plain pass."""
+
+
 class Pass(Protocol):
     """Takes sequences through the model once, in one sweep or several, and chooses their next tokens."""
 
     layers: range
     """Those that every token passes: a sequence's KV in them tells which of its rows are due."""
+
+    ahead: int
+    """Positions beyond a sequence's tokens that a run may use for a while."""
+    stats: PassStats
 
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         """What was said, of the sequences whose shares want logits. ``number`` counts the engine's steps.
@@ -39,13 +54,13 @@ class Pass(Protocol):
         ...
 
 
-def sampling_row(sequence: Sequence) -> SamplingRow:
-    """What the choice of a sequence's next token depends on."""
-    below_minimum = len(sequence.output) < sequence.params.min_tokens
+def sampling_row(sequence: Sequence, made: int | None = None) -> SamplingRow:
+    """What the choice of a sequence's next token depends on; or of the one after its first ``made``."""
+    output = sequence.output if made is None else sequence.output[:made]
     return SamplingRow(
         params=sequence.params,
-        position=len(sequence.tokens),
+        position=sequence.n_prompt + len(output),
         prompt_ids=sequence.request.prompt_ids,
-        output_ids=sequence.output,
-        banned_ids=tuple(sequence.stop_ids) if below_minimum else (),
+        output_ids=output,
+        banned_ids=tuple(sequence.stop_ids) if len(output) < sequence.params.min_tokens else (),
     )

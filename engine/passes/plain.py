@@ -13,7 +13,7 @@ from ..request import Token
 from ..sampling import Sampler, SamplingRow
 from ..sequence import Sequence
 from ..sweep import ExitHead, Source, Sweep
-from .base import Said, sampling_row
+from .base import PassStats, Said, sampling_row
 
 
 class PlainPass:
@@ -34,6 +34,7 @@ class PlainPass:
         self._executor, self.layers = executor, layers
         self._source, self._sink = source, sink
         self._sampler, self._depth, self._threshold = sampler, depth, threshold
+        self.ahead, self.stats = 0, PassStats()
 
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         logits = self._executor.run(Sweep(number, self.layers, shares, self._source, self._sink, self._sink.taps))

@@ -32,6 +32,8 @@ class Trunk:
         self._max_rows, self._tile_rows = max_rows, tile_rows
         starts, ends = [0, *sorted(kept)], [*sorted(kept), n_layers]
         self.segments = tuple(range(start, end) for start, end in zip(starts, ends, strict=True))
+        self.rows = [0] * len(self.segments)
+        """Computed so far, by segment."""
 
     def run(self, number: int, segment: int, shares: Seq[Share], sink: Sink | None) -> Tensor:
         """Take shares through a segment; what ``sink`` makes of the rows whose logits are wanted, in order.
@@ -51,6 +53,7 @@ class Trunk:
             store.forget(sequence)
 
     def _sweep(self, number: int, segment: int, shares: Seq[Share], sink: Sink | None) -> Tensor:
+        self.rows[segment] += sum(share.count for share in shares)
         layers = self.segments[segment]
         source = self._kept[layers.start] if layers.start else self._embed
         store = self._kept.get(layers.stop)

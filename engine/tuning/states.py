@@ -15,6 +15,7 @@ from ..build import Parts, build
 from ..config import EngineConfig
 from ..errors import CheckpointError, ConfigError
 from ..kv import blocks_for
+from ..passes.choose import source
 from ..scheduler import Scheduler
 from ..sequence import Sequence as Generation
 from ..sweep import Sweep
@@ -112,7 +113,7 @@ def collect(
                 scheduler.add(sequence)
             while shares := scheduler.schedule():
                 wanted = [replace(share, logit_rows=0) for share in shares]
-                parts.executor.run(Sweep(number, range(spec.n_layers), wanted, parts.source(), last, sinks))
+                parts.executor.run(Sweep(number, range(spec.n_layers), wanted, source(parts), last, sinks))
                 count += sum(share.count for share in shares)
                 for share in shares:
                     if share.logit_rows:

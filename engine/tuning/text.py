@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ..config import EngineConfig
-from ..errors import ConfigError, InvalidRequestError, said
+from ..errors import CheckpointError, ConfigError, InvalidRequestError, said
+from ..files import check_target, write_whole
 from ..llm import LLM
 from ..request import SamplingParams
 from ..text.tokenizer import Tokenizer
@@ -16,9 +17,11 @@ WINDOW = 256
 """Positions of a window: a text of its own."""
 LEAST = 16
 """Shorter ones are left out."""
-TEMPERATURE = 1.0
+TEMPERATURES = (1.0, 0.7)
+"""In turn: what the model might say, and what it is likely to."""
 FREE_SHARE = 0.4
 """Of what the model says by itself, the share that begins with any token; the rest begins as a conversation does."""
+FOLDER_REMEDY = "choose another work folder"
 MARK = "MARK"
 """Stands for what a user says while a conversation's beginning is cut off before it."""
 
@@ -74,7 +77,10 @@ def own_windows(
             first = int(torch.randint(llm.engine.spec.vocab_size, (), generator=generator))
             prompt = [first] if free else opening
             params = SamplingParams(
-                temperature=TEMPERATURE, max_tokens=length - len(prompt), seed=seed + number, ignore_eos=True
+                temperature=TEMPERATURES[number % len(TEMPERATURES)],
+                max_tokens=length - len(prompt),
+                seed=seed + number,
+                ignore_eos=True,
             )
             requests.append(llm.request(prompt, params))
         prompts = {request.request_id: list(request.prompt_ids) for request in requests}
@@ -88,6 +94,25 @@ def own_windows(
             if progress:
                 progress(done)
     return [made[request.request_id] for request in requests]
+
+
+def kept_windows(path: Path, make: Callable[[], Sequence[list[int]]]) -> Sequence[list[int]]:
+    """The windows in a file, a line each; if it is not there, they are made and written to it.
+
+    Raises CheckpointError for a file that is damaged.
+    """
+    if not path.is_file():
+        check_target(path, FOLDER_REMEDY)
+        windows = make()
+        write_whole(path, "".join(f"{json.dumps(window)}\n" for window in windows), FOLDER_REMEDY)
+        return windows
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError:
+        found = [None]
+    if not all(isinstance(window, list) and all(type(token) is int for token in window) for window in found):
+        raise CheckpointError(f"{path} is damaged; remove it, and the text is made again")
+    return found
 
 
 def split(windows: Sequence[list[int]], share: float, seed: int = 0) -> tuple[list[list[int]], list[list[int]]]:

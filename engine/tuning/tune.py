@@ -23,7 +23,7 @@ from ..sizes import Sizes
 from ..spec import Exit, ModelSpec
 from ..units import Unit
 from .states import States, collect
-from .text import split
+from .text import kept_windows, split
 from .train import Head, Settings, profiled, train
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -32,6 +32,8 @@ TARGET = 0.95
 HELD_OUT = 0.05
 """Of the windows, the share that is not learned from."""
 LEAST_WINDOWS = 40
+TEXT = "text.jsonl"
+"""In the work folder, what is learned from and held out."""
 WORTH = 0.05
 """An exit is worth having where at least this share of tokens satisfies its threshold."""
 Progress = Callable[[str, int, int], None]
@@ -117,18 +119,22 @@ def _states(
     found = [States.open(folder / name) for name in ("learned", "held-out")]
     if all(states is not None and set(layers) <= set(states.layers) for states in found):
         return found[0], found[1]  # type: ignore[return-value]
-    given = windows()
-    if len(given) < LEAST_WINDOWS:
-        raise ConfigError(
-            f"there are {len(given)} windows of text, {sum(map(len, given))} tokens; training takes {LEAST_WINDOWS} "
-            "windows at least and a few hundred thousand tokens to be worth it: give more text, or let the model say it"
-        )
+    given = kept_windows(folder / TEXT, lambda: _enough(windows()))
     made = []
     for name, part in zip(("learned", "held-out"), split(given, HELD_OUT, seed), strict=True):
         total = sum(map(len, part))
         step = f"states, {name}"
         made.append(collect(config, layers, part, folder / name, lambda done, s=step, t=total: report(s, done, t)))  # type: ignore[misc]
     return made[0], made[1]
+
+
+def _enough(windows: Sequence[list[int]]) -> Sequence[list[int]]:
+    if len(windows) < LEAST_WINDOWS:
+        raise ConfigError(
+            f"there are {len(windows)} windows of text, {sum(map(len, windows))} tokens; training takes {LEAST_WINDOWS} "
+            "windows at least and a few hundred thousand tokens to be worth it: give more text, or let the model say it"
+        )
+    return windows
 
 
 def _trained(

@@ -11,6 +11,7 @@ from engine.build import Parts, build
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv import blocks_for
+from engine.passes.choose import sink, source
 from engine.request import Request
 from engine.sequence import Sequence
 from engine.sweep import Sweep
@@ -36,7 +37,7 @@ class Bench:
         """Each sequence's next ``count`` positions in one sweep; the logits [count, V] of each, as float32."""
         layers = range(self.parts.spec.n_layers)
         made = [Share(s, s.kv.of(layers), count, logit_rows=count) for s, count in shares]
-        logits = self.parts.executor.run(Sweep(0, layers, made, self.parts.source(), self.parts.sink()))
+        logits = self.parts.executor.run(Sweep(0, layers, made, source(self.parts), sink(self.parts)))
         return [part.float() for part in logits.split([count for _, count in shares])]
 
     def logits(self, tokens: Seq[int], chunk: int | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from engine.batch import Share
 from engine.boundary import BoundaryStates
 from engine.errors import OutOfMemoryError
+from engine.passes.choose import sink, source
 from engine.storage.spill import SpillFile, SpillMemory
 from engine.storage.transfer import Threads
 from engine.sweep import Sweep
@@ -46,7 +47,7 @@ def test_deep_layers_go_on_from_kept_states(
             count = min(step, len(sequence.tokens) - start)
             if count:
                 shares.append(Share(sequence, start, count))
-        parts.executor.run(Sweep(0, range(1), shares, parts.source(), kept))
+        parts.executor.run(Sweep(0, range(1), shares, source(parts), kept))
     assert all(sequence.kv.of(range(1, depth)) == 0 for sequence in sequences)
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -58,7 +59,7 @@ def test_deep_layers_go_on_from_kept_states(
                 shares.append(Share(sequence, done[i], count, count))
                 owners.append(i)
                 done[i] += count
-        out = parts.executor.run(Sweep(1, range(1, depth), shares, kept, parts.sink()))
+        out = parts.executor.run(Sweep(1, range(1, depth), shares, kept, sink(parts)))
         for i, part in zip(owners, out.split([share.count for share in shares]), strict=True):
             logits[i].append(part)
     for got, wanted in zip(logits, expected, strict=True):
@@ -75,4 +76,4 @@ def test_a_store_that_is_full_says_so(tiny_model: Callable[[str], Path], tmp_pat
     kept = store("device", bench, tmp_path, n_blocks=2)
     share = Share(bench.sequence(list(range(5, 45))), 0, 40)
     with pytest.raises(OutOfMemoryError, match="3 blocks were asked for and 2 of 2 are free"):
-        bench.parts.executor.run(Sweep(0, range(1), [share], bench.parts.source(), kept))
+        bench.parts.executor.run(Sweep(0, range(1), [share], source(bench.parts), kept))

@@ -10,6 +10,7 @@ from ...budget import divide
 from ...build import Parts, assemble
 from ...config import EngineConfig, TierName
 from ...errors import ConfigError, OutOfMemoryError
+from ...passes.choose import sink
 from ...placement import Placement
 from ...request import Token
 from ...scheduler import Scheduler
@@ -148,7 +149,7 @@ def _run(built: Simulated, job: Job, lookup_s: float, prefilled: bool) -> Simula
     shown: tuple[tuple[bool, int], tuple[float, float]] = ((False, 0), (0.0, 0.0))
     while shares := scheduler.schedule():
         start_s = clock.now_s
-        parts.executor.run(Sweep(sweeps, layers, shares, source, parts.sink()))
+        parts.executor.run(Sweep(sweeps, layers, shares, source, sink(parts)))
         device.sweep(len(shares))
         made = 0
         for share in shares:

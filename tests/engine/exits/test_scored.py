@@ -84,7 +84,7 @@ def test_shared_exits_are_scored_with_the_model_s_own_head(tiny_model: Callable[
 def test_what_cannot_be_scored_is_refused(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this model has no exits"):
         LLM(tiny_model("llama"), score_exits=True)
-    with pytest.raises(ConfigError, match="exits are scored at full depth"):
+    with pytest.raises(ConfigError, match="score_exits is set and depth is 1; it needs the whole model"):
         LLM(tiny_model("llama"), score_exits=True, exits="shared", depth=1)
     with pytest.raises(ConfigError, match="score_exits is 1; it must be true or false"):
         LLM(tiny_model("llama"), score_exits=1)
