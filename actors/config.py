@@ -42,6 +42,12 @@ class ModelConfig(_Strict):
     depth: int | None = _ENGINE.depth
     exits: str | None = _ENGINE.exits
     """A file of heads, made absolute likewise; or "shared"."""
+    early_exit: bool = _ENGINE.early_exit
+    exit_threshold: float | None = _ENGINE.exit_threshold
+    confidence: str = _ENGINE.confidence
+    check_vocabulary: int | None = _ENGINE.check_vocabulary
+    draft_depth: int | None = _ENGINE.draft_depth
+    draft_tokens: int = _ENGINE.draft_tokens
     device: str = _ENGINE.device
     dtype: str = _ENGINE.dtype
     memory: str | int | None = _ENGINE.memory_bytes

@@ -256,7 +256,7 @@ def _refuse_beyond_machine(what: str, asked: int, available: int, where: str) ->
 def _sampler(config: EngineConfig, spec: ModelSpec, device: Device, capacity: int) -> Sampler:
     row = Sampler(spec.vocab_size, device.torch_device, 1).workspace_bytes
     most = max(1, min(config.max_sequences, MAX_ROWS, int(capacity * SAMPLER_SHARE / row)))
-    return Sampler(spec.vocab_size, device.torch_device, most)
+    return Sampler(spec.vocab_size, device.torch_device, most, margin=config.confidence == "margin")
 
 
 def activation_rows(config: EngineConfig) -> tuple[int, int, int]:

@@ -66,6 +66,8 @@ class Engine:
         self.tiers = parts.tiers
         self.context = parts.context
         self._pass = choose(parts)
+        self.kept = parts.kept
+        """Stores for the states that leave so many layers."""
         self.depth = parts.end.layer if parts.end else self.spec.n_layers
         """Layers of the model's own that tokens pass."""
         self.exit_profile = parts.exit_profile
@@ -111,6 +113,7 @@ class Engine:
         Raises InvalidRequestError that names the field, the value and the limit.
         """
         params = validate(request.params, self.spec.vocab_size)
+        self._pass.check(params)
         n_prompt, n_done = len(request.prompt_ids), len(request.generated)
         if n_prompt == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")

@@ -67,6 +67,10 @@ class Sampling(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
+    # Extensions of our own: where tokens leave the model.
+    depth: int | None = None
+    exit_threshold: float | None = None
+
     def sampling_params(self, defaults: SamplingParams = SamplingParams()) -> SamplingParams:  # noqa: B008 (frozen)
         """What the engine is asked for; ``defaults`` stand where the request says nothing."""
         given = {name: getattr(self, name) for name in Sampling.model_fields}

@@ -2,8 +2,9 @@
 
 Its metadata has an entry ``helios_exits``, a JSON object: ``version``, ``trunk`` (a fingerprint of the model that
 the heads were made for), ``exits``, a list of objects with the fields of ``spec.Exit``, and ``frequent``, the tokens
-that the model says most often. Tensors of the exit at layer 10 begin with ``exits.10.``: ``norm.weight`` (and ``norm.bias``); ``linear.weight``, ``up.weight``, ``down.weight`` of
-an adapter, and of a block what a layer of the model's checkpoint has, after ``block.``.
+that the model says most often. Tensors of the exit at layer 10 begin with ``exits.10.``: ``norm.weight`` (and
+``norm.bias``); ``linear.weight``, ``up.weight``, ``down.weight`` of an adapter, and of a block what a layer of the
+model's checkpoint has, after ``block.``.
 """
 
 import hashlib

@@ -19,6 +19,7 @@ from ..sweep import ExitHead, Sink, Wanted
 from ..tiers import Tier
 from ..weight_store import WeightStore
 from ..weights import HeadWeights, head_weights
+from .confidence import confidence
 from .heads import Heads
 from .profile import ExitProfile
 
@@ -34,9 +35,11 @@ class ScoredHead(ExitHead):
         weights: WeightStore,
         heads: Mapping[int, HeadWeights],
         profile: ExitProfile,
+        *,
+        margin: bool = False,
     ) -> None:
         super().__init__(spec, device, weights)
-        self._heads, self._profile = heads, profile
+        self._heads, self._profile, self._margin = heads, profile, margin
         self._states = {layer: Wanted() for layer in heads}
         self._said: dict[int, Tensor] = {}
         self._best: Tensor | None = None
@@ -64,11 +67,10 @@ class ScoredHead(ExitHead):
         best = self._best.index_select(0, picked)
         for layer, logits in self._said.items():
             said = logits.index_select(0, picked).float().log_softmax(-1)
-            top = said.max(-1)
+            agrees = (said.argmax(-1) == best).float()
             nll = -said.gather(1, tokens[:, None])[:, 0]
-            figures = torch.stack([top.values.exp(), (top.indices == best).float(), nll])
-            confidence, agrees, lost = self._device.to_host(figures).numpy()
-            self._profile.add(layer, confidence, agrees, lost)
+            figures = torch.stack([confidence(said, self._margin), agrees, nll])
+            self._profile.add(layer, *self._device.to_host(figures).numpy())
         self._said, self._best = {}, None
 
 

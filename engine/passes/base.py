@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..batch import Share
-from ..errors import HeliosError
-from ..request import Token
+from ..errors import HeliosError, InvalidRequestError
+from ..request import SamplingParams, Token
 from ..sampling import SamplingRow
 from ..sequence import Sequence
 
@@ -41,6 +41,10 @@ class Pass(Protocol):
     """Positions beyond a sequence's tokens that a run may use for a while."""
     stats: PassStats
 
+    def check(self, params: SamplingParams) -> None:
+        """Raises InvalidRequestError for a depth or a threshold that the pass cannot give a request."""
+        ...
+
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         """What was said, of the sequences whose shares want logits. ``number`` counts the engine's steps.
 
@@ -64,3 +68,23 @@ def sampling_row(sequence: Sequence, made: int | None = None) -> SamplingRow:
         output_ids=output,
         banned_ids=tuple(sequence.stop_ids) if len(output) < sequence.params.min_tokens else (),
     )
+
+
+def check_depth(params: SamplingParams, depths: Seq[int]) -> None:
+    """Raises InvalidRequestError for a depth that is not one of these."""
+    if params.depth is not None and params.depth not in depths:
+        served = ", ".join(map(str, depths))
+        remedy = "ask for one of them" if len(depths) > 1 else "leave it out, or have the model served with early_exit"
+        raise InvalidRequestError(
+            f"depth is {params.depth}; this model is served with tokens passing {served} layers: {remedy}", "depth"
+        )
+
+
+def refuse_threshold(params: SamplingParams) -> None:
+    """Raises InvalidRequestError if a threshold is asked for."""
+    if params.exit_threshold is not None:
+        raise InvalidRequestError(
+            f"exit_threshold is {params.exit_threshold:g}; this model is served whole, and no token leaves before: "
+            "leave it out, or have the model served with early_exit",
+            "exit_threshold",
+        )

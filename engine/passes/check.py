@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..device import Device
+from ..exits.confidence import confidence
 from ..spec import ModelSpec
 from ..sweep import ExitHead
 from ..weight_store import WeightStore
@@ -49,13 +50,3 @@ class Check(ExitHead):
         return torch.tensor(
             [i for i, leaves in enumerate(self.leaving) if leaves], device=logits.device, dtype=torch.int64
         )
-
-
-def confidence(logits: Tensor, margin: bool) -> Tensor:
-    """The largest probability [N] of logits [N, V] at temperature 1, less the second largest if ``margin``."""
-    if len(logits) == 0:
-        return logits.new_empty(0, dtype=torch.float32)
-    values = logits.float()
-    best = values.topk(2 if margin else 1, -1).values
-    probabilities = (best - values.logsumexp(-1, keepdim=True)).exp()
-    return probabilities[:, 0] - probabilities[:, 1] if margin else probabilities[:, 0]

@@ -20,7 +20,8 @@ def sink(parts: Parts) -> ExitHead:
     """The head after the last layer that is served."""
     if parts.exit_profile is None:
         return ExitHead(parts.spec, parts.device, parts.weights)
-    return ScoredHead(parts.spec, parts.device, parts.weights, parts.exit_heads, parts.exit_profile)
+    margin = parts.config.confidence == "margin"
+    return ScoredHead(parts.spec, parts.device, parts.weights, parts.exit_heads, parts.exit_profile, margin=margin)
 
 
 def trunk(parts: Parts) -> Trunk:
@@ -43,7 +44,8 @@ def _plain(parts: Parts) -> PlainPass:
     config, end = parts.config, parts.end
     threshold = None
     if end is not None:
-        threshold = end.calibrated(config.confidence) if config.exit_threshold is None else config.exit_threshold
+        threshold = config.exit_threshold
+        threshold = end.calibrated(config.confidence) or 0.0 if threshold is None else threshold
     return PlainPass(
         parts.executor,
         range(parts.spec.n_layers),
@@ -51,7 +53,7 @@ def _plain(parts: Parts) -> PlainPass:
         sink(parts),
         parts.sampler,
         depth=end.layer if end else parts.spec.n_layers,
-        threshold=threshold or 0.0,
+        threshold=threshold,
     )
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from ..batch import Share
 from ..errors import HeliosError
-from ..request import Token
+from ..request import SamplingParams, Token
 from ..sampling import Sampler
 from ..sequence import Sequence
 from ..sweep import ExitHead
-from .base import PassStats, Said, sampling_row
+from .base import PassStats, Said, check_depth, sampling_row
 from .check import Check
 from .plain import sample
 from .trunk import Trunk
@@ -38,6 +38,9 @@ class EarlyExitPass:
         self._thresholds = thresholds
         self.layers = trunk.segments[0]
         self.ahead, self.stats = 0, PassStats(rows=trunk.rows)
+
+    def check(self, params: SamplingParams) -> None:
+        check_depth(params, [*self._checks, self._trunk.segments[-1].stop])
 
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         try:
@@ -84,8 +87,10 @@ class EarlyExitPass:
     def _said(self, sequence: Sequence, token: Token | HeliosError, layer: int) -> Said:
         if isinstance(token, HeliosError):
             return Said(sequence, error=token)
-        fixed = sequence.params.depth is not None and layer in self._checks
-        breached = fixed and token.confidence < (self._thresholds[layer] or 0.0)
+        params, breached = sequence.params, False
+        if params.depth is not None and layer in self._checks:
+            least = self._thresholds[layer] if params.exit_threshold is None else params.exit_threshold
+            breached = token.confidence < (least or 0.0)
         return Said(sequence, (replace(token, depth=layer, breached=breached),))
 
 

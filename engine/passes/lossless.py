@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from ..batch import Share
 from ..errors import HeliosError
-from ..request import Token
+from ..request import SamplingParams, Token
 from ..sampling import Sampler
 from ..sequence import Sequence
 from ..sweep import ExitHead
-from .base import PassStats, Said, sampling_row
+from .base import PassStats, Said, check_depth, refuse_threshold, sampling_row
 from .plain import sample
 from .trunk import Trunk
 
@@ -69,6 +69,10 @@ class LosslessPass:
         self._draft_tokens, self._least = draft_tokens, least
         self.layers = trunk.segments[0]
         self.ahead, self.stats = draft_tokens, PassStats(rows=trunk.rows)
+
+    def check(self, params: SamplingParams) -> None:
+        check_depth(params, [self._trunk.segments[-1].stop])
+        refuse_threshold(params)
 
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         drafts = [self._begin(share.sequence) for share in shares if share.logit_rows]

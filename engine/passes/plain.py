@@ -9,11 +9,11 @@ from torch.profiler import record_function
 from ..batch import Share
 from ..errors import HeliosError
 from ..executor import Executor
-from ..request import Token
+from ..request import SamplingParams, Token
 from ..sampling import Sampler, SamplingRow
 from ..sequence import Sequence
 from ..sweep import ExitHead, Source, Sweep
-from .base import PassStats, Said, sampling_row
+from .base import PassStats, Said, check_depth, refuse_threshold, sampling_row
 
 
 class PlainPass:
@@ -27,14 +27,19 @@ class PlainPass:
         sink: ExitHead,
         sampler: Sampler,
         depth: int,
-        threshold: float,
+        threshold: float | None,
     ) -> None:
-        """``depth`` are the layers of the trunk, without an exit's own; less confidence than ``threshold`` is a
-        breach."""
+        """``depth`` are the layers of the trunk, without an exit's own; less confidence than ``threshold``, or than a
+        request's own, is a breach. It is None for a model that is whole."""
         self._executor, self.layers = executor, layers
         self._source, self._sink = source, sink
         self._sampler, self._depth, self._threshold = sampler, depth, threshold
         self.ahead, self.stats = 0, PassStats()
+
+    def check(self, params: SamplingParams) -> None:
+        check_depth(params, [self._depth])
+        if self._threshold is None:
+            refuse_threshold(params)
 
     def run(self, number: int, shares: Seq[Share]) -> list[Said]:
         logits = self._executor.run(Sweep(number, self.layers, shares, self._source, self._sink, self._sink.taps))
@@ -49,7 +54,10 @@ class PlainPass:
     def _said(self, sequence: Sequence, token: Token | HeliosError) -> Said:
         if isinstance(token, HeliosError):
             return Said(sequence, error=token)
-        breached = token.confidence < self._threshold
+        least = self._threshold
+        if least is not None and sequence.params.exit_threshold is not None:
+            least = sequence.params.exit_threshold
+        breached = least is not None and token.confidence < least
         return Said(sequence, (replace(token, depth=self._depth, breached=breached),))
 
 

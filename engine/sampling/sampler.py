@@ -45,8 +45,12 @@ class Sampler:
     Not for two threads at once: it works in buffers of its own.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device | str, max_rows: int = MAX_ROWS) -> None:
-        """``max_rows`` are sampled at once; it bounds the workspace."""
+    def __init__(
+        self, vocab_size: int, device: torch.device | str, max_rows: int = MAX_ROWS, *, margin: bool = False
+    ) -> None:
+        """``max_rows`` are sampled at once; it bounds the workspace. ``margin`` reports the lead over the second best
+        as confidence."""
+        self._margin = margin
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._scratch = Scratch(vocab_size, max_rows, self.device)
@@ -80,11 +84,19 @@ class Sampler:
         # The largest probability is 1 / sum(exp(raw - largest)), so the normaliser costs no further pass.
         log_sum = raw.gather(1, best[:, None]) - confidence.log()  # [R, 1]
         top = self._top_logprobs(raw, log_sum, rows)
+        sure = self._lead(probability, best, confidence) if self._margin else confidence
         chosen = self._choose(raw, best, probability, confidence, rows)  # [R]
         logprob = raw.gather(1, chosen[:, None]) - log_sum  # [R, 1]
         # One transfer for all three; float32 is exact for token ids, which are below 2^24.
-        table = torch.cat((chosen[:, None].float(), logprob, confidence), 1).tolist()
+        table = torch.cat((chosen[:, None].float(), logprob, sure), 1).tolist()
         return [Token(int(t), p, c, top.get(i, ())) for i, (t, p, c) in enumerate(table)]
+
+    @staticmethod
+    def _lead(probability: Tensor, best: Tensor, largest: Tensor) -> Tensor:
+        """The largest probability less the second largest, [R, 1]."""
+        second = probability.scatter_(1, best[:, None], 0).amax(-1, keepdim=True)
+        probability.scatter_(1, best[:, None], largest)
+        return largest - second
 
     def _choose(
         self, raw: Tensor, best: Tensor, probability: Tensor, confidence: Tensor, rows: Sequence[SamplingRow]

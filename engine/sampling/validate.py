@@ -31,6 +31,9 @@ def validate(params: SamplingParams, vocab_size: int) -> SamplingParams:
     _optional_integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
     _optional_integer("max_tokens", params.max_tokens, 1)
     _integer("min_tokens", params.min_tokens, 0)
+    _optional_integer("depth", params.depth, 1)
+    if params.exit_threshold is not None:
+        _number("exit_threshold", params.exit_threshold, 0, 1)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequestError(
             f"min_tokens is {params.min_tokens}; it must not exceed max_tokens, {params.max_tokens}", "min_tokens"

@@ -131,8 +131,9 @@ def _states(
 def _enough(windows: Sequence[list[int]]) -> Sequence[list[int]]:
     if len(windows) < LEAST_WINDOWS:
         raise ConfigError(
-            f"there are {len(windows)} windows of text, {sum(map(len, windows))} tokens; training takes {LEAST_WINDOWS} "
-            "windows at least and a few hundred thousand tokens to be worth it: give more text, or let the model say it"
+            f"there are {len(windows)} windows of text, {sum(map(len, windows))} tokens; training takes "
+            f"{LEAST_WINDOWS} windows at least and a few hundred thousand tokens to be worth it: give more text, or "
+            "let the model say it"
         )
     return windows
 

@@ -1,5 +1,6 @@
 """Random heads for tiny models, and what transformers makes of a model cut at one of them."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,3 +84,36 @@ def greedy(model: Path, at: Exit, heads: dict[str, Tensor], prompt: Sequence[int
     for _ in range(count):
         tokens.append(int(exit_logits(model, at, heads, tokens)[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+class Oracle:
+    """What transformers' layers and the heads of exits (of all kinds but "block") say after a text."""
+
+    def __init__(self, model: Path, exits: Sequence[Exit], heads: dict[str, Tensor]) -> None:
+        self._whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        decoder = getattr(self._whole.model, "decoder", self._whole.model)
+        self._final = decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm
+        self._exits, self._heads = exits, heads
+        self.n_layers: int = self._whole.config.num_hidden_layers
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> dict[int, Tensor]:
+        """Of the next token [V], by the layers passed: those of every exit, and all."""
+        done = self._whole(torch.tensor([list(tokens)]), output_hidden_states=True)
+        found = {
+            at.layer: self._whole.lm_head(self._head(at, done.hidden_states[at.layer][0, -1])) for at in self._exits
+        }
+        return found | {self.n_layers: done.logits[0, -1]}
+
+    def _head(self, at: Exit, state: Tensor) -> Tensor:
+        own = {name.removeprefix(f"exits.{at.layer}."): t for name, t in self._heads.items()}
+        norm = copy.deepcopy(self._final)
+        if "norm.weight" in own:
+            norm.weight.copy_(own["norm.weight"])
+        if "norm.bias" in own:
+            norm.bias.copy_(own["norm.bias"])
+        state = norm(state)
+        if at.kind != "adapter":
+            return state
+        gate, up = F.linear(state, own["up.weight"]).chunk(2, -1)
+        return F.linear(state, own["linear.weight"]) + F.linear(F.silu(gate) * up, own["down.weight"])
