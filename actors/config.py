@@ -40,6 +40,7 @@ class ModelConfig(_Strict):
     plan: str | None = _ENGINE.plan
     """A file that ``helios plan`` wrote, made absolute from the configuration file's directory; or "auto"."""
     depth: int | None = _ENGINE.depth
+    keep_states: bool = _ENGINE.keep_states
     exits: str | None = _ENGINE.exits
     """A file of heads, made absolute likewise; or "shared"."""
     early_exit: bool = _ENGINE.early_exit

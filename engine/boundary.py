@@ -6,6 +6,7 @@ and read ahead of it, a tile at a time.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,6 +27,7 @@ class _Place(Protocol):
 
     def write(self, tile: Tile, runs: "list[_Run]", hidden: Tensor) -> None: ...
     def read(self, batch: Batch, tile: Tile, runs: "list[list[_Run]]") -> Tensor: ...
+    def release(self, tier: Tier) -> None: ...
     def close(self) -> None: ...
 
 
@@ -44,15 +46,18 @@ class BoundaryStates:
     A sink for the sweep that makes them, and a source for the one that goes on from them.
     """
 
-    def __init__(self, place: _Place, n_blocks: int) -> None:
-        self._place = place
+    def __init__(self, place: _Place, n_blocks: int, n_bytes: int = 0) -> None:
+        """``n_bytes`` are those in the device's ledger."""
+        self._place, self.n_bytes = place, n_bytes
         self.pool = BlockPool(n_blocks)
         self._blocks: dict[str, list[int]] = {}
+        self._filled: dict[str, int] = {}
 
     @classmethod
     def resident(cls, tier: Tier, hidden_size: int, dtype: torch.dtype, n_blocks: int) -> "BoundaryStates":
         """On the device. Raises OutOfMemoryError if they do not fit in ``tier``."""
-        return cls(_Resident(tier.allocate((n_blocks * BLOCK, hidden_size), dtype, "boundary")), n_blocks)
+        rows = tier.allocate((n_blocks * BLOCK, hidden_size), dtype, "boundary")
+        return cls(_Resident(rows), n_blocks, rows.numel() * rows.itemsize)
 
     @classmethod
     def staged(
@@ -71,6 +76,8 @@ class BoundaryStates:
         """Keep a tile's states [rows, H]. Raises OutOfMemoryError if there are no blocks left for them."""
         for share in _shares(tile):
             self._extend(share.sequence, share.start + share.count)
+            if share.start <= self.filled(share.sequence):
+                self._filled[share.sequence.request.request_id] = share.start + share.count
         self._place.write(tile, list(self._runs(tile)), hidden)
 
     def result(self, batch: Batch) -> Tensor:
@@ -85,8 +92,17 @@ class BoundaryStates:
         """Positions there is room for at present; those a sweep has passed are kept."""
         return BLOCK * len(self._blocks.get(sequence.request.request_id, ()))
 
+    def filled(self, sequence: Generation) -> int:
+        """Positions from the first on whose states were kept."""
+        return self._filled.get(sequence.request.request_id, 0)
+
+    def release(self, tier: Tier) -> None:
+        """Strike it out of the ledger. The caller drops its last reference."""
+        self._place.release(tier)
+
     def forget(self, sequence: Generation) -> None:
         """Give a sequence's blocks back."""
+        self._filled.pop(sequence.request.request_id, None)
         self.pool.give_back(self._blocks.pop(sequence.request.request_id, []))
 
     def close(self) -> None:
@@ -119,6 +135,18 @@ class BoundaryStates:
                 yield last
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Layers that some sequences are to be taken through yet, from the states that were kept below them."""
+
+    states: BoundaryStates
+    layers: range
+
+    def lags(self, sequence: Generation) -> bool:
+        """Whether a sequence has positions that went through the layers below and not these."""
+        return sequence.kv.of(self.layers) < sequence.kv.of(range(self.layers.start))
+
+
 class _Resident:
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -129,6 +157,9 @@ class _Resident:
 
     def read(self, batch: Batch, tile: Tile, runs: list[list[_Run]]) -> Tensor:
         return torch.cat([self._rows[run.at : run.at + run.count] for run in runs[tile.number]])
+
+    def release(self, tier: Tier) -> None:
+        tier.free(self._rows)
 
     def close(self) -> None:
         return
@@ -161,6 +192,9 @@ class _Staged:
             return self._view(slot, tile.rows.stop - tile.rows.start).clone()
         finally:
             self._ring.release(tile.number)
+
+    def release(self, tier: Tier) -> None:
+        return
 
     def close(self) -> None:
         self._ring.close()

@@ -77,12 +77,22 @@ class Budget:
     offload_dir: Path
 
 
-def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an engine that changes its depth has already."""
+
+    tiers: Tiers
+    placement: Placement
+    reserved: int = 0
+    """Bytes on the device that are not to be divided."""
+
+
+def divide(config: EngineConfig, sizes: Sizes, device: Device, given: "Given | None" = None) -> Budget:
     """Divide the budgets. Raises ConfigError, and OutOfMemoryError with every term if something does not fit."""
     spec = sizes.spec
     offload_dir = Path(config.offload_dir).expanduser() if config.offload_dir else home() / "offload"
-    tiers = _tiers(config, device, offload_dir)
-    capacity = tiers["device"].capacity_bytes
+    tiers = given.tiers if given else _tiers(config, device, offload_dir)
+    capacity = tiers["device"].capacity_bytes - (given.reserved if given else 0)
     context = _context(config, spec)
     terms = Terms.of(config, sizes, device, capacity, context)
     fixed = terms.fixed_bytes
@@ -90,8 +100,8 @@ def divide(config: EngineConfig, sizes: Sizes, device: Device) -> Budget:
     if config.kv_tokens is not None:
         least = blocks_for(config.kv_tokens)
     asked = blocks_for(_asked_tokens(config, context))
-    if config.weights is not None:
-        placement: Placement = named(spec, config.weights)
+    if given or config.weights is not None:
+        placement: Placement = given.placement if given else named(spec, config.weights or {})
         resident = sum(sizes.matrices(unit) for unit, t in placement.items() if t == "device")
         streams = any(tier != "device" for unit, tier in placement.items() if unit.kind != "embedding")
         room = capacity - fixed - resident - terms.slots_bytes(streams)

@@ -6,21 +6,23 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from .activations import Activations
 from .batch import BatchBuilder
 from .block import DecoderBlock
-from .boundary import BoundaryStates
+from .boundary import Behind, BoundaryStates
 from .budget import Budget, divide
 from .checkpoint.index import Checkpoint
 from .checkpoint.store import resolve
 from .config import EngineConfig
 from .device import Device, open_device
 from .executor import Executor
-from .exits.cut import cut, heads_of
+from .exits.cut import Model, heads_of
 from .exits.modes import beside
 from .exits.profile import ExitProfile
 from .exits.scored import load_heads, load_rows
 from .kv_homes import KVHome
-from .opening import open_activations, open_homes, open_kept
+from .opening import open_activations, open_homes, open_kept, open_weights
+from .placement import Placement
 from .quant.format import Quantisation
 from .quant.stored import check_model
 from .rope import Rope
@@ -53,6 +55,14 @@ class Parts:
     """Longest sequence admitted."""
     opened: ExitStack
     """What must be closed."""
+    budget: Budget
+    depth: int
+    """Layers of the trunk that tokens pass; 0 while the model is parked."""
+    first: Placement
+    """Where the engine had its weights at first."""
+    rope: Rope | None = None
+    model: Model | None = None
+    """What other depths are cut from; None in a simulation."""
     end: Exit | None = None
     """The exit that the model is cut at; None if it is whole."""
     exit_heads: Mapping[int, HeadWeights] = field(default_factory=dict)
@@ -61,8 +71,20 @@ class Parts:
     """Rows [K, H] of the LM head, for the exits' checks."""
     kept: Mapping[int, BoundaryStates] = field(default_factory=dict)
     """Stores for the states that leave so many layers."""
+    behind: Behind | None = None
+    """Layers that sequences of before a change of depth are to catch up with."""
     exit_profile: ExitProfile | None = None
     """What they would have said; None if none is scored."""
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have KV."""
+        return self.spec.n_layers if self.depth else 0
+
+    @property
+    def whole(self) -> int:
+        """Layers of the whole model."""
+        return self.model.spec.n_layers if self.model else self.spec.n_layers
 
     def close(self) -> None:
         """Stop the threads that read ahead, and give files back."""
@@ -88,14 +110,17 @@ def build(config: EngineConfig, progress: Callable[[int], None] | None = None, s
     check_model(checkpoint, spec)
     heads = heads_of(config, directory, checkpoint, spec)
     extra = beside(config, heads, spec, quantisation)
-    index, spec, end = cut(config, checkpoint, heads, replace(spec, exits=heads.exits), quantisation)
+    model = Model(checkpoint, replace(spec, exits=heads.exits), heads, quantisation)
+    tensors, spec, end = model.at(config.depth)
     device = open_device(config)
     device.storage = storage or device.storage
     budget = divide(config, Sizes(spec, device.dtype, quantisation, extra), device)
-    layouts = Layouts(index, spec, device.dtype, quantisation, device.storage)
-    parts = assemble(config, spec, layouts, tokenizer, device, budget, progress)
+    layouts = Layouts(tensors, spec, device.dtype, quantisation, device.storage)
+    parts = replace(assemble(config, spec, layouts, tokenizer, device, budget, progress), model=model, end=end)
+    if end is not None:
+        parts = replace(parts, depth=end.layer)
     if not extra.heads:
-        return replace(parts, end=end)
+        return parts
     try:
         tier = parts.tiers["device"]
         loaded = load_heads(extra.heads, heads, spec, checkpoint, parts.weights.before_head, device, tier)
@@ -146,21 +171,8 @@ def _open(
     kept = open_kept(spec, device, budget)
     homes = open_homes(config, spec, device, budget, opened)  # before the weights: what the disk lacks shows at once
     activations = open_activations(config, spec, device, budget, opened)
-    weights = WeightStore(
-        layouts,
-        spec,
-        device,
-        tiers,
-        budget.placement,
-        n_slots=budget.weight_slots,
-        expansion_bytes=budget.expansion_bytes,
-        read_ahead=config.read_ahead,
-        progress=progress,
-    )
-    opened.callback(weights.close)
+    weights = open_weights(layouts, spec, device, budget, opened, read_ahead=config.read_ahead, progress=progress)
     rope = Rope(spec.rope, spec.head_dim, spec.max_positions, device.torch_device) if spec.rope else None
-    batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
-    executor = Executor(DecoderBlock(spec, device), weights, batches, activations)
     return Parts(
         config=config,
         spec=spec,
@@ -169,9 +181,27 @@ def _open(
         tiers=tiers,
         weights=weights,
         homes=homes,
-        executor=executor,
+        executor=executor(config, spec, homes, rope, device, weights, activations),
         sampler=budget.sampler,
         context=budget.context,
         opened=opened,
         kept=kept,
+        budget=budget,
+        depth=spec.n_layers,
+        first=budget.placement,
+        rope=rope,
     )
+
+
+def executor(
+    config: EngineConfig,
+    spec: ModelSpec,
+    homes: Sequence[KVHome],
+    rope: Rope | None,
+    device: Device,
+    weights: WeightStore,
+    activations: Activations,
+) -> Executor:
+    """What takes sweeps through a model's layers."""
+    batches = BatchBuilder(spec, homes, rope, device, tile_rows=config.tile_rows, value_share=config.value_share)
+    return Executor(DecoderBlock(spec, device), weights, batches, activations)

@@ -31,6 +31,9 @@ class EngineConfig:
     holds where this configuration leaves a default; None leaves it to the simple rules that those defaults describe."""
     depth: int | None = None
     """Run only so many layers and the head of the exit there; None is all of them."""
+    keep_states: bool = False
+    """At an exit, keep the states of all positions, so that a deeper model goes on from them: ``Engine.change_depth``
+    then runs the layers that are new alone; without, sequences are prefilled again."""
     exits: str | None = None
     """A file of exits' heads; "shared" where the model was trained to share its LM head with every layer; None is
     exits.safetensors beside the model, if it is there."""
@@ -138,7 +141,7 @@ class EngineConfig:
         threshold = self.exit_threshold
         if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
             raise ConfigError(f"exit_threshold is {shown(threshold)}; it must be a number from 0 to 1")
-        for name in ("read_ahead", "delegate", "score_exits", "early_exit"):
+        for name in ("read_ahead", "delegate", "score_exits", "early_exit", "keep_states"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.schedule not in get_args(Schedule):

@@ -83,6 +83,12 @@ class Embedding:
                 layout = layouts.rows(tensor.name, info, rows)
                 self.loads.append(Load(layout, _copy(layout, values[rows.start : rows.stop], at)))
 
+    def release(self, tiers: Mapping[TierName, Tier]) -> None:
+        """Strike the tables out of the ledgers. The caller drops its last reference."""
+        for table in self._tables.values():
+            if isinstance(table, DeviceTable | HostTable):
+                tiers["device" if isinstance(table, DeviceTable) else "host"].free(table.values)
+
     @property
     def on_disk(self) -> bool:
         """Whether tokens are looked up in the checkpoint."""

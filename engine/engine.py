@@ -1,24 +1,21 @@
 """The engine: requests in, one sweep at a time, deltas out. Single-threaded; ``loop.EngineLoop`` gives it a thread."""
 
-import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from .boundary import BoundaryStates
 from .build import Parts, build
 from .config import EngineConfig
 from .errors import CohortError, EngineDeadError, HeliosError, InvalidRequestError
-from .kv import LayerLengths
+from .intake import Intake
 from .passes.choose import choose
-from .request import Delta, FinishReason, Request, Token
+from .request import Deliver, Delta, FinishReason, Request, Token
 from .sampling import validate
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
-from .text.detokenizer import TextStream
-from .text.stop import StopMatcher
-
-Deliver = Callable[[Delta], None]
+from .transition import Transition, park
 
 
 @dataclass(slots=True)
@@ -46,6 +43,8 @@ class EngineStats:
     """Rows computed between one exit and the next, where tokens may stop at exits."""
     preemptions: int = 0
     """Times a running sequence gave its KV blocks back and had to be prefilled again."""
+    depth: int = 0
+    """Layers that tokens pass at most; 0 while the model is parked."""
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
@@ -58,20 +57,19 @@ class Engine:
     """One model, its KV cache and its queue."""
 
     def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self.config = parts.config
         self.spec = parts.spec
+        """Of the whole model, or of what an engine was loaded with that is cut."""
         assert parts.tokenizer is not None, "only a simulation has none"
         self.tokenizer = parts.tokenizer
         self.device = parts.device
         self.tiers = parts.tiers
         self.context = parts.context
         self._pass = choose(parts)
-        self.kept = parts.kept
-        """Stores for the states that leave so many layers."""
-        self.depth = parts.end.layer if parts.end else self.spec.n_layers
-        """Layers of the model's own that tokens pass."""
         self.exit_profile = parts.exit_profile
         """What exits would have said of the tokens made so far; None if they are not scored."""
+        self._intake = Intake(self.spec, self.tokenizer, self.context, parts.whole)
         self._close = weakref.finalize(self, parts.close)  # runs once, by itself if nobody closes the engine
         self._homes = parts.homes
         self._scheduler = Scheduler(
@@ -81,7 +79,7 @@ class Engine:
             self.config.prefill_rows,
             self.config.schedule,
             self.config.tile_rows,
-            self._pass.forget,
+            lambda sequence: self._pass.forget(sequence),
             self._pass.ahead,
         )
         self._sequences: dict[str, Sequence] = {}
@@ -97,6 +95,62 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model's own that tokens pass; 0 while it is parked."""
+        return self._parts.depth
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is work that can be done: none can while the model is parked."""
+        return self.has_work and self.depth > 0
+
+    @property
+    def kept(self) -> Mapping[int, BoundaryStates]:
+        """Stores for the states that leave so many layers."""
+        return self._parts.kept
+
+    def begin_change(self, depth: int | None) -> Transition:
+        """Make room for another depth, None for the whole model. It goes on serving as before, until ``commit``.
+
+        Raises ConfigError and OutOfMemoryError as Transition; nothing has changed then.
+        """
+        transition = Transition(self._parts, depth)
+        transition.make_room(self._scheduler)
+        return transition
+
+    def commit(self, transition: Transition) -> None:
+        """Between two sweeps: the depth that was loaded serves."""
+        self._serve(transition.commit(self._scheduler))
+
+    def roll_back(self, transition: Transition) -> None:
+        """Serve on as before it began."""
+        transition.roll_back(self._scheduler)
+        self._stats = self._snapshot()
+
+    def change_depth(self, depth: int | None) -> None:
+        """Serve with another depth from the next sweep on; wakes up a model that is parked.
+
+        Raises as ``begin_change``, and CheckpointError if what is lacking cannot be read; it serves as before then.
+        """
+        transition = self.begin_change(depth)
+        try:
+            transition.load()
+        except BaseException:
+            self.roll_back(transition)
+            raise
+        self.commit(transition)
+
+    def park(self) -> None:
+        """Give memory back and keep the rest warm. Requests wait until ``change_depth``."""
+        self._serve(park(self._parts, self._scheduler))
+
+    def _serve(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pass = choose(parts)
+        self._scheduler.layers = self._pass.layers
+        self._stats = self._snapshot()
 
     def has(self, request_id: str) -> bool:
         """Whether a request of that id waits or runs."""
@@ -114,52 +168,7 @@ class Engine:
         """
         params = validate(request.params, self.spec.vocab_size)
         self._pass.check(params)
-        n_prompt, n_done = len(request.prompt_ids), len(request.generated)
-        if n_prompt == 0:
-            raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
-        if n_prompt >= self.context:
-            raise InvalidRequestError(
-                f"the prompt has {n_prompt} tokens; this model is served with a context of {self.context} tokens, "
-                "prompt and output together. Shorten the prompt",
-                "prompt",
-            )
-        if not all(0 <= token < self.spec.vocab_size for token in request.prompt_ids):
-            raise InvalidRequestError(
-                f"the prompt has a token id outside [0, {self.spec.vocab_size}), the model's vocabulary", "prompt"
-            )
-        room = self.context - n_prompt
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise InvalidRequestError(
-                f"max_tokens is {params.max_tokens} after a prompt of {n_prompt} tokens; the context of {self.context} "
-                f"leaves {room}",
-                "max_tokens",
-            )
-        seed = random.getrandbits(63) if params.seed is None else params.seed
-        params = replace(params, seed=seed, max_tokens=params.max_tokens or room)
-        if n_done >= (params.max_tokens or 0):
-            raise InvalidRequestError(f"the {n_done} generated tokens already reach max_tokens", "generated")
-        return self._sequence(replace(request, params=params), deliver)
-
-    def _sequence(self, request: Request, deliver: Deliver) -> Sequence:
-        params = request.params
-        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.spec.eos_ids))
-        text = TextStream(self.tokenizer, request.prompt_ids, params.skip_special_tokens)
-        stop = StopMatcher(params.stop, params.include_stop_str_in_output)
-        for i, token in enumerate(request.generated, 1):  # what this releases was delivered when the stream began
-            piece = text.push((token,))
-            if i >= params.min_tokens:
-                stop.push(piece)
-        return Sequence(
-            request=request,
-            params=params,
-            deliver=deliver,
-            kv=LayerLengths(self.spec.n_layers),
-            text=text,
-            stop=stop,
-            tokens=[*request.prompt_ids, *request.generated],
-            output=list(request.generated),
-            stop_ids=frozenset(stop_ids),
-        )
+        return self._intake.sequence(replace(request, params=params), deliver)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence of ``prepare``.
@@ -200,7 +209,7 @@ class Engine:
         A sweep that cannot be done, since weights or KV cannot be read, ends the requests it was for with the reason;
         the engine stays fit for others.
         """
-        shares = self._scheduler.schedule()
+        shares = self._scheduler.schedule() if self.depth else []
         if not shares:
             return False
         started = time.perf_counter()
@@ -219,10 +228,18 @@ class Engine:
                     self._accept(each.sequence, token)
             if each.error and each.sequence.status is not Status.FINISHED:
                 self._fail([each.sequence], each.error)
+        self._settle()
         self._counters.sweeps += 1
         self._counters.busy_s += time.perf_counter() - started
         self._deliver()
         return True
+
+    def _settle(self) -> None:
+        """States that every sequence has gone on from are not needed any more."""
+        behind = self._parts.behind
+        if behind is not None and not any(behind.lags(sequence) for sequence in self._scheduler.running):
+            behind.states.release(self.tiers["device"])
+            self._serve(replace(self._parts, behind=None))
 
     def close(self) -> None:
         """End what runs, stop the threads that read ahead and close files. The engine cannot be used any more."""
@@ -247,6 +264,7 @@ class Engine:
             accepted_tokens=self._pass.stats.accepted,
             segment_rows=tuple(self._pass.stats.rows),
             preemptions=self._scheduler.preemptions,
+            depth=self.depth,
             running=len(self._scheduler.running),
             waiting=self.waiting,
             kv_blocks_used=sum(home.pool.n_blocks - home.pool.free_blocks for home in self._homes),

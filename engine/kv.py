@@ -87,6 +87,17 @@ class BlockPool:
         for block in blocks:
             insort(self._free, block)
 
+    def resize(self, n_blocks: int) -> dict[int, int]:
+        """Have so many blocks, no fewer than are in use; returns the new ids of those that get another one."""
+        free = set(self._free)
+        used = [block for block in range(self.n_blocks) if block not in free]
+        if len(used) > n_blocks:
+            raise ValueError(f"{len(used)} blocks are in use; {n_blocks} are too few")
+        left = sorted(set(range(n_blocks)).difference(used))
+        moved = dict(zip((block for block in used if block >= n_blocks), left, strict=False))
+        self._free, self.n_blocks = left[len(moved) :], n_blocks
+        return moved
+
     def _run(self, count: int) -> int:
         """Where in the free list ``count`` neighbours begin; 0 if there is no such run."""
         start = 0

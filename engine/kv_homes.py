@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -57,6 +57,18 @@ class KVHome(Protocol):
         """The pool with the blocks of the cohort of that number. What is written to it is kept."""
         ...
 
+    def more(self, count: int) -> list[Any]:
+        """Memory for so many further layers, which is not in use yet. Raises OutOfMemoryError, and takes nothing."""
+        ...
+
+    def give_up(self, layers: list[Any]) -> None:
+        """Strike memory of ``more`` out of the ledgers."""
+        ...
+
+    def exchange(self, first: int, layers: list[Any]) -> None:
+        """Have these layers in the place of those from number ``first`` on, which are given up."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -65,16 +77,68 @@ class ResidentKV:
 
     def __init__(self, tier: Tier, layout: KVLayout, n_layers: int, n_blocks: int, device: Device) -> None:
         """Raises OutOfMemoryError, taking nothing, if the pools do not fit in ``tier``."""
-        tier.require(n_layers * n_blocks * layout.block_bytes, "kv")
         self.tier: TierName = tier.name
+        self._tier = tier
         self.cohort_blocks: int | None = None
         self.reserves = False
         self.device = device
         self.layout = layout
         self.pool = BlockPool(n_blocks)
-        shape = layout.pool_shape(n_blocks)
+        self._pools = self.more(n_layers)
+
+    def more(self, count: int) -> list[Tensor]:
+        self._tier.require(count * self._layer_bytes(self.pool.n_blocks), "kv")
+        return [self._pool() for _ in range(count)]
+
+    def give_up(self, layers: list[Tensor]) -> None:
+        for pool in layers:
+            self._tier.free(pool)
+
+    def exchange(self, first: int, layers: list[Tensor]) -> None:
+        self.give_up(self._pools[first:])
+        self._pools[first:] = layers
+
+    def resize(self, n_blocks: int) -> dict[int, int]:
+        """Have so many blocks, no fewer than are in use; returns the new ids of those that get another one.
+
+        A layer's blocks are copied while its pool is there twice. Raises OutOfMemoryError, and changes nothing, if
+        there is no room for that; with no block in use none is needed.
+        """
+        before, count = self.pool.n_blocks, len(self._pools)
+        if self.pool.free_blocks == before:
+            self._tier.require(count * (self._layer_bytes(n_blocks) - self._layer_bytes(before)), "kv")
+            self.exchange(0, [])
+            self.pool.resize(n_blocks)
+            self._pools = self.more(count)
+            return {}
+        growth = max(0, (count - 1) * (self._layer_bytes(n_blocks) - self._layer_bytes(before)))
+        self._tier.require(growth + self._layer_bytes(n_blocks), "kv")
+        moved = self.pool.resize(n_blocks)
+        rows = self.layout.pool_shape(1)[0]
+        kept = min(before, n_blocks) * rows
+        for number, old in enumerate(self._pools):
+            new = self._pool()
+            new[:kept].copy_(old[:kept])
+            for block, place in moved.items():
+                new[place * rows : (place + 1) * rows].copy_(old[block * rows : (block + 1) * rows])
+            self._tier.free(old)
+            self._pools[number] = new
+        return moved
+
+    def largest(self) -> int:
+        """Blocks up to which ``resize`` has room."""
+        block, layers, before = self.layout.block_bytes, len(self._pools), self.pool.n_blocks
+        if self.pool.free_blocks == before:
+            return before + self._tier.free_bytes // (layers * block)
+        return max(before, (self._tier.free_bytes // block + (layers - 1) * before) // layers)
+
+    def _pool(self) -> Tensor:
+        shape = self.layout.pool_shape(self.pool.n_blocks)
         # Zeroed, since attention multiplies what it masks by 0, and 0 * NaN is NaN; it also takes the page faults now.
-        self._pools = [tier.allocate(shape, layout.form.dtype, "kv").zero_() for _ in range(n_layers)]
+        return self._tier.allocate(shape, self.layout.form.dtype, "kv").zero_()
+
+    def _layer_bytes(self, n_blocks: int) -> int:
+        return n_blocks * self.layout.block_bytes
 
     def tables(self, extents: Sequence[Extent]) -> list[list[int]]:
         return [extent.blocks for extent in extents]
@@ -90,8 +154,20 @@ class ResidentKV:
         return
 
 
+class Room(Protocol):
+    """Makes spills of one size, and enters them in a ledger."""
+
+    def take(self) -> Spill:
+        """Raises OutOfMemoryError, HeliosError."""
+        ...
+
+    def give(self, spill: Spill) -> None:
+        """Close one and strike it out."""
+        ...
+
+
 class StagedKV:
-    """Blocks in a spill; those of one cohort and layer are brought to a slot, attended to, and written back.
+    """Blocks in a spill for each layer; those of one cohort are brought to a slot, attended to, and written back.
 
     Only the blocks that a sweep adds to are written. Whole blocks move, so an exact copy of the pool is in the slot.
     """
@@ -100,21 +176,26 @@ class StagedKV:
         self,
         tier: TierName,
         layout: KVLayout,
+        n_layers: int,
         n_blocks: int,
-        spill: Spill,
+        room: Room,
         slots: Sequence[Slot],
         device: Device,
         *,
         read_ahead: bool = True,
     ) -> None:
-        """``slots`` are of equal size and decide how large a cohort may be."""
+        """``room`` makes spills for a layer's blocks; ``slots`` are of equal size and decide how large a cohort may be.
+
+        Raises as ``room`` does.
+        """
         self.tier = tier
         self.reserves = True
         self.device = device
         self.layout = layout
         self.pool = BlockPool(n_blocks)
         self.cohort_blocks: int | None = slots[0].host.numel() // layout.block_bytes
-        self._spill = spill
+        self._room = room
+        self._spills = self.more(n_layers)
         self._cohorts: list[_Moves] = []
         self._ring: Ring[tuple[int, int]] = Ring(slots, self._load, device.storage.workers(), ahead=read_ahead)
 
@@ -143,9 +224,28 @@ class StagedKV:
         finally:
             self._ring.release((layer, cohort), stores)
 
+    def more(self, count: int) -> list[Spill]:
+        spills: list[Spill] = []
+        try:
+            spills.extend(self._room.take() for _ in range(count))
+        except BaseException:
+            self.give_up(spills)
+            raise
+        return spills
+
+    def give_up(self, layers: list[Spill]) -> None:
+        for spill in layers:
+            self._room.give(spill)
+
+    def exchange(self, first: int, layers: list[Spill]) -> None:
+        self._ring.expect([])  # what the last sweep stored is on its way until then
+        self.give_up(self._spills[first:])
+        self._spills[first:] = layers
+
     def close(self) -> None:
         self._ring.close()
-        self._spill.close()
+        for spill in self._spills:
+            spill.close()
 
     def _load(self, key: tuple[int, int]) -> Recipe:
         layer, cohort = key
@@ -159,8 +259,8 @@ class StagedKV:
         for run in runs:
             for done in range(0, run.count, step):
                 count = min(step, run.count - done)
-                offset = (layer * self.pool.n_blocks + run.block + done) * size
-                piece = BlockPiece(self._spill, offset, (run.local + done) * size, count * size, store)
+                offset = (run.block + done) * size
+                piece = BlockPiece(self._spills[layer], offset, (run.local + done) * size, count * size, store)
                 pieces.append(_Blamed(piece, moves.blocks))
         return Recipe(moves.n_blocks * size, pieces)
 

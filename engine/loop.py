@@ -5,9 +5,9 @@ import threading
 import time
 from collections import deque
 
-from .engine import Deliver, Engine, EngineStats
+from .engine import Engine, EngineStats
 from .errors import EngineDeadError, HeliosError, InvalidRequestError, OverloadedError
-from .request import Request
+from .request import Deliver, Request
 from .sequence import Sequence
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out of it: sampling parameters, requests, tokens, deltas."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -101,6 +101,10 @@ class Delta:
     """The stop string or token id that ended the request, if one did."""
     error: HeliosError | None = None
     """Why, when ``finish_reason`` is "error"."""
+
+
+Deliver = Callable[[Delta], None]
+"""Takes a request's deltas, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ waits at the head of the queue, to be prefilled again with what it has generated
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from .batch import Share
@@ -126,6 +126,17 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._free(sequence)
         sequence.status = Status.FINISHED
+
+    def make_room(self, home: KVHome, blocks: int) -> None:
+        """Let the youngest sequences of a home wait until the others have at most so many of its blocks."""
+        while home.pool.n_blocks - home.pool.free_blocks > blocks:
+            self._preempt(next(other for other in reversed(self.running) if other.home is home))
+
+    def renumber(self, home: KVHome, moved: Mapping[int, int]) -> None:
+        """Blocks of a home have new ids."""
+        for sequence in self.running:
+            if sequence.home is home:
+                sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
 
     def schedule(self) -> list[Share]:
         """The shares of the next sweep; empty when there is nothing to do."""

@@ -1,13 +1,12 @@
 """A sequence: one request while it is being served."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
 from .kv import LayerLengths
 from .kv_homes import KVHome
-from .request import Delta, Request, SamplingParams, Token, Usage
+from .request import Deliver, Request, SamplingParams, Token, Usage
 from .text.detokenizer import TextStream
 from .text.stop import StopMatcher
 
@@ -25,7 +24,7 @@ class Sequence:
     request: Request
     params: SamplingParams
     """Those of the request with the seed drawn and ``max_tokens`` cut to the context."""
-    deliver: Callable[[Delta], None]
+    deliver: Deliver
     kv: LayerLengths
     text: TextStream
     stop: StopMatcher

@@ -108,6 +108,17 @@ class ExitHead:
         return logits
 
 
+class Nothing:
+    """Sink for states that nobody wants: their K and V are stored."""
+
+    def take(self, tile: Tile, hidden: Tensor) -> None:
+        return
+
+    def result(self, batch: Batch) -> Tensor:
+        """None."""
+        return torch.empty(0)
+
+
 class Wanted:
     """Sink: the states [wanted rows, H] whose logits are wanted, in the order of the sweep's shares."""
 

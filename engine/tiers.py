@@ -47,7 +47,7 @@ class Tier:
 
     def by_use(self) -> dict[str, int]:
         """Bytes held for each use."""
-        return {use: count for use, count in self._used.items() if count}
+        return {use: count for use, count in [*self._used.items()] if count}
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, use: Use) -> Tensor:
         """An uninitialised contiguous tensor. Raises OutOfMemoryError, and takes nothing, if it does not fit."""

@@ -228,6 +228,7 @@ class Layouts:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        self._files.clear()
 
     def _layout(self, placed: list[Placed | PlacedCodes], pieces: list[ReadPiece], n_bytes: int) -> UnitLayout:
         files = tuple({piece.file.path: piece.file for piece in pieces}.values())

@@ -1,23 +1,20 @@
 """Where a sweep gets its weights: resident, uploaded from the host, or read from disk while others compute."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from .device import Device, Slot
 from .embedding import Embedding
-from .loading import Load, run_loads
-from .placement import Placement
-from .quant.matrix import QuantisedMatrix, StoredMatrix
-from .quant.ready import Expander, keep
-from .spec import ModelSpec
+from .held import Weights
+from .quant.matrix import QuantisedMatrix
+from .quant.ready import Expander
 from .storage.ring import Ring
 from .storage.transfer import Recipe
-from .tiers import Tiers, take_slots
-from .units import Layouts, Unit, UnitLayout, group_of, is_matrix, units
+from .tiers import Tiers, give_slots
+from .units import Layouts, Unit
 from .weights import (
     AttentionWeights,
     HeadWeights,
@@ -34,70 +31,76 @@ class WeightStore:
 
     def __init__(
         self,
-        layouts: Layouts,
-        spec: ModelSpec,
         device: Device,
         tiers: Tiers,
-        placement: Placement,
+        weights: Weights,
+        layouts: Layouts,
+        slots: Sequence[Slot] = (),
         *,
-        n_slots: int,
-        expansion_bytes: int = 0,
+        expander: Expander | None = None,
         read_ahead: bool = True,
-        progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Load what is resident. ``n_slots`` are for what is not, ``expansion_bytes`` for the codes of a quantised
-        unit to be expanded into; ``progress`` is told of the bytes loaded.
+        """``layouts`` keep the weights' files open, and are closed with the store. ``slots`` are what weights that are
+        not resident pass through, in the ledgers already; ``expander`` is for quantised ones."""
+        self._device, self._tiers = device, tiers
+        self._expander, self._read_ahead = expander, read_ahead
+        self.slots: Sequence[Slot] = ()
+        self._ring: Ring[Unit] | None = None
+        self._weights: Weights | None = None
+        self._serve(weights, layouts, slots)
 
-        ``layouts`` are those of a checkpoint that ``check_model`` accepts. Raises CheckpointError, OutOfMemoryError.
-        """
-        self._layouts = layouts
-        self._spec, self._device, self._tiers = spec, device, tiers
-        self._expander = self._open_expander(expansion_bytes)
-        self._small: dict[Unit, dict[str, Tensor]] = {}
-        """Norms and biases, which stay where the model computes."""
-        self._kept: dict[Unit, dict[str, Tensor | QuantisedMatrix]] = {}
-        """Matrices that stay there."""
-        self._streamed: dict[Unit, UnitLayout] = {}
-        self.embedding = Embedding(spec, self._layouts, device, tiers, placement[Unit("embedding")])
-        loads = list(self.embedding.loads)
-        for unit in units(spec.n_layers)[1:]:
-            loads.append(self._small_load(unit))
-            for part, layout in self._matrices(unit, placement):
-                if placement[unit] == "device":
-                    loads.append(self._kept_load(part, layout))
-                elif placement[unit] == "host":
-                    loads.append(self._host_load(part, layout))
-                else:
-                    self._streamed[part] = layout
-        run_loads(loads, device, tiers, progress)
-        if spec.tied and placement[Unit("embedding")] == "device":
-            self._kept[Unit("head")] = {"lm_head.weight": self.embedding.tokens}
-        self._order = [unit for unit in self._visits(range(spec.n_layers), True) if unit in self._streamed]
-        self._ring = self._open_ring(n_slots, read_ahead) if self._streamed else None
+    @property
+    def weights(self) -> Weights:
+        """What is held; there must be something."""
+        assert self._weights is not None, "a model that is parked serves nothing"
+        return self._weights
+
+    def exchange(self, weights: Weights, layouts: Layouts, slots: Sequence[Slot] = ()) -> None:
+        """Serve others from the next sweep on. What only those before had, slots too, leaves the ledgers."""
+        used = {id(slot) for slot in slots}
+        before, unused = self._weights, [slot for slot in self.slots if id(slot) not in used]
+        self.close()
+        self._serve(weights, layouts, slots)
+        self._release(before, weights, unused)
+
+    def drop(self) -> None:
+        """Hold nothing, until the next ``exchange``."""
+        before, unused = self._weights, list(self.slots)
+        self.close()
+        self._weights, self._ring, self.slots = None, None, ()
+        self._release(before, None, unused)
+
+    @property
+    def embedding(self) -> Embedding:
+        return self.weights.embedding
+
+    @property
+    def head_rows(self) -> list[range]:
+        return self.weights.head_rows
 
     @property
     def before_head(self) -> HeadWeights:
         """What the last states pass before the LM head."""
-        return head_weights(self._small[Unit("head")])
+        return head_weights(cast(Mapping[str, Tensor], self.weights.small[Unit("head")].tensors))
 
     def expect(self, layers: range, head: bool) -> None:
         """A sweep through ``layers`` begins; ``head`` tells whether it will want logits. Reading ahead follows that."""
         if self._ring:
-            self._ring.expect([unit for unit in self._visits(layers, head) if unit in self._streamed], self._order)
+            self._ring.expect(self._streamed(layers, head), self._order)
 
     @contextmanager
     def attention(self, layer: int, rows: int) -> Iterator[AttentionWeights]:
         """The attention weights of a layer, for a sweep of ``rows``, for as long as the context is open."""
         unit = Unit("attention", layer)
         with self._open(unit, rows) as matrices:
-            yield attention_weights(self._small[unit], matrices)
+            yield attention_weights(self._small(unit), matrices)
 
     @contextmanager
     def mlp(self, layer: int, rows: int) -> Iterator[MlpWeights]:
         """The MLP weights of a layer, likewise."""
         unit = Unit("mlp", layer)
         with self._open(unit, rows) as matrices:
-            yield mlp_weights(self._small[unit], matrices)
+            yield mlp_weights(self._small(unit), matrices)
 
     @contextmanager
     def head(self, piece: int, rows: int) -> Iterator[Matrix]:
@@ -106,19 +109,43 @@ class WeightStore:
             yield matrices["lm_head.weight"]
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and close the files."""
         if self._ring:
             self._ring.close()
+        self._layouts.close()
+
+    def give(self, slots: Sequence[Slot]) -> None:
+        """Strike slots out of the ledgers that were taken for weights which are not served after all."""
+        give_slots(self._tiers, list(slots))
+
+    def _release(self, before: Weights | None, now: Weights | None, unused: list[Slot]) -> None:
+        if before is not None:
+            before.release(self._tiers, but=now)
+        give_slots(self._tiers, unused)
+
+    def _serve(self, weights: Weights, layouts: Layouts, slots: Sequence[Slot]) -> None:
+        self._weights, self._layouts, self.slots = weights, layouts, slots
+        self._order = self._streamed(range(weights.n_layers), head=True)
+        workers = self._device.storage.workers() if self._order else None
+        self._ring = Ring(slots, self._recipe, workers, ahead=self._read_ahead) if workers else None
+
+    def _recipe(self, unit: Unit) -> Recipe:
+        layout = self.weights.matrices[unit].streamed
+        assert layout is not None, "in the ring's order"
+        return layout.recipe
+
+    def _small(self, unit: Unit) -> Mapping[str, Tensor]:
+        return cast(Mapping[str, Tensor], self.weights.small[unit].tensors)
 
     @contextmanager
     def _open(self, unit: Unit, rows: int) -> Iterator[Mapping[str, Matrix]]:
-        layout = self._streamed.get(unit)
-        if layout is None or self._ring is None:
-            yield self._ready(self._kept[unit], rows)
+        part = self.weights.matrices[unit]
+        if part.streamed is None or self._ring is None:
+            yield self._ready(part.tensors, rows)
             return
         slot = self._ring.acquire(unit)
         try:
-            yield self._ready(layout.views(slot.content), rows)
+            yield self._ready(part.streamed.views(slot.content), rows)
         finally:
             self._ring.release(unit)
 
@@ -127,75 +154,9 @@ class WeightStore:
             return self._expander.ready(matrices, rows)
         return cast(Mapping[str, Matrix], matrices)  # without quantisation there are only tensors
 
-    def _open_expander(self, expansion_bytes: int) -> Expander | None:
-        if self._layouts.quantisation is None:
-            return None
-        self._tiers["device"].hold(Expander.workspace_bytes(), "workspace")
-        dtype = self._device.dtype
-        buffer = self._tiers["device"].allocate((expansion_bytes // dtype.itemsize,), dtype, "workspace")
-        return Expander(buffer, self._device)
-
-    def _visits(self, layers: range, head: bool) -> Iterator[Unit]:
-        for layer in layers:
-            yield Unit("attention", layer)
-            yield Unit("mlp", layer)
+    def _streamed(self, layers: range, head: bool) -> list[Unit]:
+        """What of the layers is not resident, in the order in which it is visited."""
+        visited = [Unit(kind, layer) for layer in layers for kind in ("attention", "mlp")]
         if head:
-            for piece in range(len(self.head_rows)):
-                yield Unit("head", piece)
-
-    def _matrices(self, unit: Unit, placement: Placement) -> list[tuple[Unit, UnitLayout]]:
-        """What is placed of a unit: one layout, or those of the head's pieces; none of a head that is the embedding."""
-        spec = self._spec
-        if unit.kind != "head":
-            return [(unit, self._layouts.of([t for t in group_of(spec, unit) if is_matrix(unit, t.name)]))]
-        shape = (spec.vocab_size, spec.hidden_size)
-        if spec.tied and placement[unit] == "device":
-            self.head_rows = [range(spec.vocab_size)]
-            return []
-        if self._layouts.quantisation and self._layouts.quantisation.lm_head:
-            self.head_rows = [range(spec.vocab_size)]
-            return [(unit, self._layouts.of([t for t in group_of(spec, unit) if is_matrix(unit, t.name)]))]
-        self.head_rows = self._layouts.row_ranges(shape)
-        holder = group_of(spec, Unit("embedding") if spec.tied else unit)
-        source = next(tensor.parts[0].source for tensor in holder if tensor.shape == shape)
-        info = self._layouts.info(source)
-        pieces = [self._layouts.rows("lm_head.weight", info, rows) for rows in self.head_rows]
-        return [(Unit("head", i), layout) for i, layout in enumerate(pieces)]
-
-    def _small_load(self, unit: Unit) -> Load:
-        layout = self._layouts.of([t for t in group_of(self._spec, unit) if not is_matrix(unit, t.name)])
-        self._tiers["device"].hold(layout.tensor_bytes, "weights")
-
-        def copy(slot: Slot) -> None:
-            views = layout.views(slot.content)
-            self._small[unit] = {name: view.clone() for name, view in views.items() if isinstance(view, Tensor)}
-
-        return Load(layout, copy)
-
-    def _kept_load(self, unit: Unit, layout: UnitLayout) -> Load:
-        self._tiers["device"].hold(layout.tensor_bytes, "weights")
-
-        def copy(slot: Slot) -> None:
-            self._kept[unit] = {name: self._keep(view) for name, view in layout.views(slot.content).items()}
-
-        return Load(layout, copy)
-
-    def _keep(self, matrix: Tensor | StoredMatrix) -> Tensor | QuantisedMatrix:
-        if isinstance(matrix, StoredMatrix):
-            return keep(matrix, self._device)
-        return self._device.keep_matrix(matrix)
-
-    def _host_load(self, unit: Unit, layout: UnitLayout) -> Load:
-        host = self._tiers["host"].allocate((layout.n_bytes,), torch.uint8, "weights")
-        self._streamed[unit] = UnitLayout(layout.tensors, Recipe(layout.n_bytes, source=host))
-
-        def copy(slot: Slot) -> None:
-            host.copy_(slot.host[: layout.n_bytes])
-
-        return Load(layout, copy)
-
-    def _open_ring(self, n_slots: int, read_ahead: bool) -> Ring[Unit]:
-        size = max(layout.n_bytes for layout in self._streamed.values())
-        slots = take_slots(self._device, self._tiers, n_slots, size)
-        workers = self._device.storage.workers()
-        return Ring(slots, lambda unit: self._streamed[unit].recipe, workers, ahead=read_ahead)
+            visited += [Unit("head", piece) for piece in range(len(self.head_rows))]
+        return [unit for unit in visited if self.weights.matrices[unit].streamed is not None]

@@ -8,7 +8,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("same-every-time", derandomize=True, deadline=None)
+settings.load_profile("same-every-time")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 
 MODEL = "smollm2-135m-instruct"

@@ -1,6 +1,8 @@
 """A model that ends at an exit, as a checkpoint: its lower layers, and the exit's head in place of the rest."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..checkpoint.index import Checkpoint, TensorInfo
 from ..config import EngineConfig
@@ -46,21 +48,35 @@ def heads_of(config: EngineConfig, directory: Path, checkpoint: Checkpoint, spec
     return Heads((), {})
 
 
-def cut(
-    config: EngineConfig, checkpoint: Checkpoint, heads: Heads, spec: ModelSpec, quantisation: Quantisation | None
-) -> tuple[Checkpoint | CutCheckpoint, ModelSpec, Exit | None]:
-    """The checkpoint and the spec of the model at the depth that a configuration asks for, and the exit it ends at.
+class Cut(NamedTuple):
+    """A model of some depth: its tensors, and the exit it ends at if it is not whole."""
 
-    Raises ConfigError for a depth that is none, or has no head.
-    """
-    if config.depth is None or config.depth == spec.n_layers:
-        return checkpoint, spec, None
-    if config.depth > spec.n_layers:
-        raise ConfigError(f"depth is {config.depth}; this model has {spec.n_layers} layers")
-    found = heads.at(config.depth)
-    if found.kind == "block" and quantisation is not None:
-        raise CheckpointError(
-            f"the exit at layer {found.layer} has a block in 16 bits and this model's layers are in "
-            f"{quantisation.scheme.bits}; use an exit of another kind, or the model as it was before"
-        )
-    return CutCheckpoint(checkpoint, heads, spec, found), spec.at(found), found
+    tensors: Checkpoint | CutCheckpoint
+    spec: ModelSpec
+    end: Exit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint and its exits: what a model of any depth is cut from."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    """Of the whole."""
+    heads: Heads
+    quantisation: Quantisation | None = None
+
+    def at(self, depth: int | None) -> Cut:
+        """The model up to a depth, None for the whole of it. Raises ConfigError for one that is none or has no head."""
+        spec = self.spec
+        if depth is None or depth == spec.n_layers:
+            return Cut(self.checkpoint, spec, None)
+        if depth > spec.n_layers:
+            raise ConfigError(f"depth is {depth}; this model has {spec.n_layers} layers")
+        end = self.heads.at(depth)
+        if end.kind == "block" and self.quantisation is not None:
+            raise CheckpointError(
+                f"the exit at layer {end.layer} has a block in 16 bits and this model's layers are in "
+                f"{self.quantisation.scheme.bits}; use an exit of another kind, or the model as it was before"
+            )
+        return Cut(CutCheckpoint(self.checkpoint, self.heads, spec, end), spec.at(end), end)

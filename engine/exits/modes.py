@@ -18,7 +18,8 @@ def beside(config: EngineConfig, heads: Heads, spec: ModelSpec, quantisation: Qu
         raise ConfigError(f"{' and '.join(asked)} are set; each is a way of its own to use exits: choose one")
     _check_companions(config, asked, spec)
     if not asked:
-        return Beside()
+        whole = config.depth in (None, spec.n_layers)
+        return Beside() if whole else kept_at(config, config.depth)
     if config.draft_depth is not None:
         if config.draft_depth == spec.n_layers:
             raise ConfigError(f"draft_depth is {config.draft_depth}, all layers of this model; draft at an exit below")
@@ -30,6 +31,11 @@ def beside(config: EngineConfig, heads: Heads, spec: ModelSpec, quantisation: Qu
         return Beside(heads.exits, answers=1 + len(heads.exits))
     layers = tuple(end.layer for end in heads.exits)
     return Beside(heads.exits, layers, answers=2, frequent=_frequent(config, heads, quantisation))
+
+
+def kept_at(config: EngineConfig, depth: int | None) -> Beside:
+    """What a model that ends at an exit needs beside its layers; None is the whole model."""
+    return Beside(kept=(depth,)) if config.keep_states and depth is not None else Beside()
 
 
 def _check_companions(config: EngineConfig, asked: list[str], spec: ModelSpec) -> None:

@@ -11,6 +11,8 @@ from ..errors import ConfigError
 
 BINS = 100
 """Of confidence, from 0 to 1."""
+ROUNDING = 1e-5
+"""Of a bin: what 0.29 lacks of 29 hundredths is no reason to count it as 28."""
 VERSION = 1
 Values = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
@@ -30,7 +32,8 @@ class ExitProfile:
         """Positions of one exit: its confidence [N], whether its likeliest token is the last layer's [N], -log p [N]
         of the token that was chosen."""
         at = self.layers.index(layer)
-        bins = np.minimum((np.asarray(confidence, dtype=np.float64) * BINS).astype(np.int64), BINS - 1)
+        scaled = np.asarray(confidence, dtype=np.float64) * BINS + ROUNDING
+        bins = np.minimum(scaled.astype(np.int64), BINS - 1)
         np.add.at(self._counts[at], (np.asarray(agrees, dtype=np.int64), bins), 1)
         self._confidence[at] += float(np.sum(confidence))
         self._nll[at] += 0.0 if nll is None else float(np.sum(nll))

@@ -73,11 +73,9 @@ def sampling_row(sequence: Sequence, made: int | None = None) -> SamplingRow:
 def check_depth(params: SamplingParams, depths: Seq[int]) -> None:
     """Raises InvalidRequestError for a depth that is not one of these."""
     if params.depth is not None and params.depth not in depths:
-        served = ", ".join(map(str, depths))
+        served = f"served with tokens passing {', '.join(map(str, depths))} layers" if depths else "parked for now"
         remedy = "ask for one of them" if len(depths) > 1 else "leave it out, or have the model served with early_exit"
-        raise InvalidRequestError(
-            f"depth is {params.depth}; this model is served with tokens passing {served} layers: {remedy}", "depth"
-        )
+        raise InvalidRequestError(f"depth is {params.depth}; this model is {served}: {remedy}", "depth")
 
 
 def refuse_threshold(params: SamplingParams) -> None:

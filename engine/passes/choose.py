@@ -7,6 +7,7 @@ from .base import Pass
 from .check import Check
 from .early_exit import EarlyExitPass
 from .lossless import LosslessPass
+from .parked import ParkedPass
 from .plain import PlainPass
 from .trunk import Trunk
 
@@ -33,6 +34,8 @@ def trunk(parts: Parts) -> Trunk:
 
 def choose(parts: Parts) -> Pass:
     """How tokens pass the model."""
+    if parts.depth == 0:
+        return ParkedPass()
     if parts.config.early_exit:
         return _early_exit(parts)
     if parts.config.draft_depth is not None:
@@ -54,6 +57,8 @@ def _plain(parts: Parts) -> PlainPass:
         parts.sampler,
         depth=end.layer if end else parts.spec.n_layers,
         threshold=threshold,
+        keep=parts.kept.get(end.layer) if end else None,
+        behind=parts.behind,
     )
 
 

@@ -11,7 +11,7 @@ from ..batch import Share
 from ..boundary import BoundaryStates
 from ..executor import Executor
 from ..sequence import Sequence
-from ..sweep import Sink, Source, Sweep
+from ..sweep import Nothing, Sink, Source, Sweep
 
 
 class Trunk:
@@ -58,7 +58,7 @@ class Trunk:
         source = self._kept[layers.start] if layers.start else self._embed
         store = self._kept.get(layers.stop)
         if sink is None:
-            return self._executor.run(Sweep(number, layers, shares, source, store or _Nothing()))
+            return self._executor.run(Sweep(number, layers, shares, source, store or Nothing()))
         taps = {layers.stop: store} if store else {}
         return self._executor.run(Sweep(number, layers, shares, source, sink, taps))
 
@@ -79,16 +79,6 @@ class Trunk:
             if not part:
                 return
             yield part
-
-
-class _Nothing:
-    """A sink for states that nobody wants: their K and V are stored."""
-
-    def take(self, tile: object, hidden: Tensor) -> None:
-        return
-
-    def result(self, batch: object) -> Tensor:
-        return Tensor()
 
 
 def _from(share: Share, start: int) -> Share:

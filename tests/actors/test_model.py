@@ -149,7 +149,7 @@ async def test_a_model_that_cannot_generate_is_not_healthy_and_says_why(actor, m
     def broken(sweep):
         raise CheckpointError("weights.safetensors cannot be read")
 
-    monkeypatch.setattr(actor._loop.engine._executor, "run", broken)
+    monkeypatch.setattr(actor._loop.engine._parts.executor, "run", broken)
     health = await actor.check()
     assert (health.ok, health.reason) == (False, "weights.safetensors cannot be read")
     monkeypatch.undo()

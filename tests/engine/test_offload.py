@@ -263,7 +263,7 @@ def test_bfloat16_weights_read_for_bfloat16_products_are_the_stored_ones(
     model = saved_as(tiny_model("llama"), tmp_path / "stored", torch.bfloat16)
     llm = offloaded(model, weights=ALL_ON_DISK, dtype="bfloat16")
     stored = load_file(model / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
-    store = llm.engine._executor.weights
+    store = llm.engine._parts.weights
     store.expect(range(3), head=False)
     with store.mlp(1, rows=1) as weights:
         assert torch.equal(weights.down, stored)
