@@ -149,8 +149,23 @@ class ModelActor:
         """End a sequence before the next sweep. One that has ended already stays as it is."""
         self._running().cancel(request_id)
 
+    async def change_depth(self, depth: int | None) -> int:
+        """Serve with the exit after so many layers, None for the whole model; returns the depth once it serves.
+
+        What is lacking is read while requests go on. Raises ConfigError for a depth that is none, OutOfMemoryError if
+        there is no room for it, CheckpointError if it cannot be read; all is as before then.
+        """
+        return await asyncio.wrap_future(self._running().change_depth(depth))
+
+    async def park(self) -> None:
+        """Give weights and KV back and stay warm; requests wait until ``change_depth``."""
+        await asyncio.wrap_future(self._running().park())
+
     async def check(self, wait_s: float = 10.0) -> Health:
-        """Generate a token, to see that the model does. A full queue that moves is healthy too."""
+        """Generate a token, to see that the model does. A full queue that moves is healthy too, and so is a parked
+        model."""
+        if self._running().stats().depth == 0:
+            return Health(True, 0.0, "parked")
         started_s, sweeps = time.perf_counter(), self._running().stats().sweeps
         probe, outbox = Request(f"check-{uuid.uuid4().hex}", (0,), SamplingParams(max_tokens=1)), Outbox()
         outbox.open.add(probe.request_id)

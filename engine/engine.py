@@ -111,6 +111,10 @@ class Engine:
         """Stores for the states that leave so many layers."""
         return self._parts.kept
 
+    def serves(self, depth: int | None) -> bool:
+        """Whether that is the depth at present; None is the whole model."""
+        return self.depth == (self._parts.whole if depth is None else depth)
+
     def begin_change(self, depth: int | None) -> Transition:
         """Make room for another depth, None for the whole model. It goes on serving as before, until ``commit``.
 
@@ -122,7 +126,7 @@ class Engine:
 
     def commit(self, transition: Transition) -> None:
         """Between two sweeps: the depth that was loaded serves."""
-        self._serve(transition.commit(self._scheduler))
+        self._serve(transition.commit(self._parts, self._scheduler))
 
     def roll_back(self, transition: Transition) -> None:
         """Serve on as before it began."""
@@ -134,6 +138,8 @@ class Engine:
 
         Raises as ``begin_change``, and CheckpointError if what is lacking cannot be read; it serves as before then.
         """
+        if self.serves(depth):
+            return
         transition = self.begin_change(depth)
         try:
             transition.load()

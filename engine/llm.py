@@ -37,6 +37,10 @@ class LLM:
         given = {field.name: getattr(config, field.name) for field in fields(config)}
         return cls(given.pop("model"), **given)
 
+    def change_depth(self, depth: int | None) -> None:
+        """Go on with the exit after so many layers, None for the whole model. Raises as Engine.change_depth."""
+        self.engine.change_depth(depth)
+
     def close(self) -> None:
         """Give memory, threads and files back now rather than when the object is collected."""
         self.engine.close()
@@ -83,6 +87,8 @@ class LLM:
         self.engine.add(self.engine.prepare(request, deltas.append))
         try:
             while self.engine.has_work:
+                if not self.engine.runs:
+                    raise InvalidRequestError("the model is parked; change_depth wakes it up", "depth")
                 self.engine.step()
                 yield from deltas
                 deltas.clear()
@@ -122,8 +128,11 @@ class LLM:
                     sequence = self.engine.prepare(request, deliver)
                     deltas[request.request_id], begun[request.request_id] = [], request
                     self.engine.add(sequence)
-                if not self.engine.step() and not begun:
-                    return
+                if not self.engine.step():
+                    if self.engine.depth == 0 and begun:
+                        raise InvalidRequestError("the model is parked; change_depth wakes it up", "depth")
+                    if not begun:
+                        return
                 for request_id in finished:
                     yield Completion.gather(begun.pop(request_id), deltas.pop(request_id))
                 finished.clear()

@@ -104,10 +104,10 @@ class Transition:
             self._loaded = _Loaded(weights, slots, layers, kept)
             self._undo = undo.pop_all()
 
-    def commit(self, scheduler: Scheduler) -> Parts:
-        """Between two sweeps: the new depth serves. Returns the parts that do."""
+    def commit(self, parts: Parts, scheduler: Scheduler) -> Parts:
+        """Between two sweeps: the new depth serves. ``parts`` are those that did up to now; returns those that do."""
         assert self._loaded is not None, "loaded before"
-        parts, loaded = self._parts, self._loaded
+        self._parts, loaded = parts, self._loaded
         self._undo.pop_all()  # what was loaded stays
         parts.weights.exchange(loaded.weights, self._layouts, loaded.slots)
         for home, layers in zip(parts.homes, loaded.layers, strict=True):

@@ -10,9 +10,12 @@ from actors.messages import Opened
 from actors.model import ModelActor
 from actors.reporter import Reporter
 from engine.engine import Engine
-from engine.errors import CheckpointError, EngineDeadError, InvalidRequestError, ModelNotFoundError
+from engine.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, ModelNotFoundError
 from engine.request import Request, SamplingParams
+from engine.spec import Exit
 from tests.actors.conftest import tiny_app
+from tests.engine.exits.random_heads import add_heads
+from tests.engine.tiny import save_tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -185,3 +188,24 @@ async def test_a_dead_engine_ends_its_requests_and_is_noticed(actor, monkeypatch
     died = threading.Event()
     Reporter("lab", actor._report, lambda: actor._loop.alive, died.set).start()
     assert await asyncio.to_thread(died.wait, 10)
+
+
+async def test_the_depth_changes_and_the_model_is_parked(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_module, "Reporter", SilentReporter)
+    directory = save_tiny(tmp_path / "model")
+    add_heads(directory, [Exit(1, "norm")])
+    config = tiny_app("lab", directory, depth=1).models[0]
+    actor = ModelActor("lab", config, 0)
+    try:
+        assert {token.depth for token in (await actor.generate("hello", GREEDY)).tokens} == {1}
+        assert await actor.change_depth(None) == 3
+        assert {token.depth for token in (await actor.generate("hello", GREEDY)).tokens} == {3}
+        with pytest.raises(ConfigError, match="depth is 2, where this model has no exit"):
+            await actor.change_depth(2)
+        await actor.park()
+        assert (await actor.check()).reason == "parked"
+        waiting = asyncio.create_task(actor.generate("hello", GREEDY))
+        assert await actor.change_depth(1) == 1
+        assert {token.depth for token in (await waiting).tokens} == {1}
+    finally:
+        await actor.close()
