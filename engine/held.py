@@ -99,6 +99,8 @@ def load_weights(
     except BaseException:
         loading.undo()
         raise
+    finally:
+        loading.loads.clear()  # which hold what they fill
     return weights
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Table
@@ -16,8 +16,11 @@ from .options import AsJson
 from .terminal import Terminal
 
 if TYPE_CHECKING:
+    from engine.spec import ExitKind
     from engine.tuning.tune import Result
 
+Choice = TypeVar("Choice", bound=str)
+HEADS: "Sequence[ExitKind]" = ("norm", "adapter", "block")
 GENERATED = 200_000
 """Tokens that the model says itself where no text is given."""
 
@@ -33,6 +36,11 @@ def tune_exits(
     generate: Annotated[
         int | None, typer.Option(help=f"Tokens that the model says itself to learn from; {GENERATED:,} without --text.")
     ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="norm, adapter or block; may be repeated to compare them: the first is written."),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="kl, to the last layer, or cross-entropy, of its likeliest token.")] = "kl",
     width: Annotated[int, typer.Option(help="Of an adapter's MLP.")] = 1152,
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 3,
     learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 1e-3,
@@ -58,11 +66,13 @@ def tune_exits(
         helios tune-exits ./my-model --exits 8,16 --text articles.jsonl --epochs 5
 
         helios tune-exits smollm2-135m-instruct --generate 500000 -o heads.safetensors --json
+
+        helios tune-exits smollm2-135m-instruct --head adapter --head norm --head block
     """
     from engine.checkpoint.store import resolve
     from engine.exits.heads import FILE
     from engine.spec import ModelSpec
-    from engine.tuning.train import Settings
+    from engine.tuning.train import LOSSES, Settings
     from engine.tuning.tune import check_layers, default_layers, figures, tune, work_config
 
     from ..models.cli import progress
@@ -74,6 +84,9 @@ def tune_exits(
     for name, value in (("width", width), ("epochs", epochs), ("generate", generate)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
+    kinds = [one_of("head", kind, HEADS) for kind in head or ["adapter"]]
+    if len(set(kinds)) < len(kinds):
+        raise ConfigError(f"head is given as {', '.join(kinds)}; name each kind once")
     if not 0 < learning_rate <= 1:
         raise ConfigError(f"learning-rate is {learning_rate:g}; it must be above 0 and at most 1")
     check_target(out or directory / FILE)
@@ -86,14 +99,22 @@ def tune_exits(
             lambda: _windows(model, text or [], generate, seed, threads, lambda d, t: report("text", d, t)),
             folder,
             out or directory / FILE,
+            kinds=kinds,
             width=width,
-            settings=Settings(epochs=epochs, learning_rate=learning_rate, seed=seed),
+            settings=Settings(epochs=epochs, learning_rate=learning_rate, seed=seed, loss=one_of("loss", loss, LOSSES)),
             progress=report,
         )
     if as_json:
         typer.echo(json.dumps({"out": str(out or directory / FILE), "exits": figures(results)}))
     else:
         _show(results, out or directory / FILE)
+
+
+def one_of(name: str, given: str, known: Sequence[Choice]) -> Choice:
+    for choice in known:
+        if given == choice:
+            return choice
+    raise ConfigError(f"{name} is '{given}'; it must be one of {', '.join(known)}")
 
 
 def _layers(given: str) -> list[int]:

@@ -32,8 +32,14 @@ class States:
 
     folder: Path
     layers: tuple[int, ...]
-    count: int
+    lengths: tuple[int, ...]
+    """Of the texts, in the order in which they are kept."""
     hidden_size: int
+
+    @property
+    def count(self) -> int:
+        """Positions."""
+        return sum(self.lengths)
 
     def of(self, layer: int) -> Tensor:
         """After so many layers, as a map of the file."""
@@ -52,7 +58,7 @@ class States:
             return None
         try:
             content = json.loads(about.read_text(encoding="utf-8"))
-            found = cls(folder, tuple(content["layers"]), content["count"], content["hidden_size"])
+            found = cls(folder, tuple(content["layers"]), tuple(content["lengths"]), content["hidden_size"])
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{about} is damaged; remove {folder} and collect the states again") from None
         for name in (*map(str, found.layers), FINAL):
@@ -73,8 +79,11 @@ class _Keep:
 
     def __init__(self, path: Path, finish: Callable[[Tensor], Tensor] = lambda hidden: hidden) -> None:
         self._file, self._finish = path.open("wb"), finish
+        self.lengths: list[int] = []
+        """Of the texts that were taken."""
 
     def take(self, tile: Tile, hidden: Tensor) -> None:
+        self.lengths += [share.count for cohort in tile.cohorts for share in cohort.shares]
         kept = self._finish(hidden).to("cpu", torch.bfloat16).contiguous()
         self._file.write(kept.view(torch.int16).numpy().data)
 
@@ -124,22 +133,22 @@ def collect(
         for sink in (*sinks.values(), last):
             sink.close()
         parts.close()
-    about = {"layers": list(layers), "count": count, "hidden_size": spec.hidden_size}
+    about = {"layers": list(layers), "lengths": last.lengths, "hidden_size": spec.hidden_size}
     (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-    return States(folder, tuple(layers), count, spec.hidden_size)
+    return States(folder, tuple(layers), tuple(last.lengths), spec.hidden_size)
 
 
 def _batches(parts: Parts, windows: Iterable[Sequence[int]]) -> Iterable[list[Generation]]:
-    """As many at a time as the KV cache holds."""
+    """As many at a time as the KV cache holds and one sweep takes, so that every text is kept in one piece."""
     room = sum(home.pool.n_blocks for home in parts.homes) // 2
     batch: list[Generation] = []
-    blocks = 0
+    blocks = rows = 0
     for number, window in enumerate(windows):
         needed = blocks_for(len(window) + 1)
-        if batch and blocks + needed > room:
+        if batch and (blocks + needed > room or rows + len(window) > ROWS):
             yield batch
-            batch, blocks = [], 0
+            batch, blocks, rows = [], 0, 0
         batch.append(Generation.silent(f"window-{number}", window, parts.spec.n_layers))
-        blocks += needed
+        blocks, rows = blocks + needed, rows + len(window)
     if batch:
         yield batch

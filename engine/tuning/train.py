@@ -1,20 +1,23 @@
-"""Training heads on kept states: an adapter starts as the least-squares map to the final states, then learns to say
-what the last layer says.
+"""Training heads on kept states to say what the last layer says. An adapter starts as the least-squares map to the
+final states, a block as the trunk's next one.
 
-The loss of a position is the Kullback-Leibler divergence from the model's own distribution to the head's, both over a
-part of the vocabulary: the tokens that the model finds likeliest at the batch's positions, and some drawn at random.
+The loss of a position is the Kullback-Leibler divergence from the model's own distribution to the head's, or the
+cross-entropy of its likeliest token, both over a part of the vocabulary: the tokens that the model finds likeliest at
+the batch's positions, and some drawn at random.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..exits.confidence import confidence
 from ..exits.profile import ExitProfile
-from ..spec import ModelSpec
+from .head import Head
 
 LIKELIEST = 12
 """Tokens of each position that the loss always has."""
@@ -22,10 +25,8 @@ DRAWN = 1024
 """Further tokens of a batch's loss."""
 BATCH = 512
 """Positions of a step."""
-FIT_ROWS = 4096
-"""Positions that the least-squares map takes in at a time."""
-RIDGE = 1e-3
-"""Of the mean diagonal, what is added to it."""
+Loss = Literal["kl", "cross-entropy"]
+LOSSES: tuple[Loss, ...] = get_args(Loss)
 Progress = Callable[[int, int, float], None]
 """Told of steps done, of all, and of the loss."""
 
@@ -42,53 +43,35 @@ class Settings:
     evaluate_every: int = 400
     """Steps between evaluations on held-out positions."""
     seed: int = 0
+    loss: Loss = "kl"
 
 
-@dataclass(slots=True)
-class Head:
-    """An adapter head in training, in float32."""
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """States [N, H] at an exit and the final ones [N, H] of the same positions, text after text."""
 
-    norm: Tensor  # [H]
-    linear: Tensor  # [H, H]
-    up: Tensor  # [2 * adapter, H]
-    down: Tensor  # [H, adapter]
-    eps: float
+    states: Tensor
+    final: Tensor
+    lengths: Sequence[int]
+    """Of the texts."""
 
-    @classmethod
-    def start(cls, spec: ModelSpec, norm: Tensor, width: int, seed: int) -> "Head":
-        """With the model's own final norm, and an adapter that does nothing yet."""
-        generator = torch.Generator().manual_seed(seed)
-        hidden = spec.hidden_size
-        up = torch.randn(2 * width, hidden, generator=generator) / math.sqrt(hidden)
-        return cls(norm.float().clone(), torch.eye(hidden), up, torch.zeros(hidden, width), spec.norm_eps)
+    def batches(self, rows: int, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, list[int]]]:
+        """Whole texts of about so many positions together, in order or shuffled: which positions, and their lengths."""
+        starts = torch.tensor([0, *self.lengths]).cumsum(0).tolist()
+        order: Sequence[int] = range(len(self.lengths))
+        if generator is not None:
+            order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        chosen: list[int] = []
+        for number in order:
+            chosen.append(number)
+            if sum(self.lengths[i] for i in chosen) >= rows:
+                yield self._rows(chosen, starts)
+                chosen = []
+        if chosen:
+            yield self._rows(chosen, starts)
 
-    def parameters(self) -> list[Tensor]:
-        return [self.norm, self.linear, self.up, self.down]
-
-    def normalised(self, states: Tensor) -> Tensor:
-        return F.rms_norm(states.float(), (self.norm.numel(),), self.norm, self.eps)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """States [N, H] at the exit as the LM head wants them."""
-        z = self.normalised(states)
-        gate, up = F.linear(z, self.up).chunk(2, -1)
-        return F.linear(z, self.linear) + F.linear(F.silu(gate) * up, self.down)
-
-    def fit(self, states: Tensor, final: Tensor) -> None:
-        """Set ``linear`` to the map from normalised states to final ones that has the least squared error."""
-        hidden = self.norm.numel()
-        gram, cross = torch.zeros(hidden, hidden), torch.zeros(hidden, hidden)
-        for start in range(0, len(states), FIT_ROWS):
-            z = self.normalised(states[start : start + FIT_ROWS])
-            gram += z.T @ z
-            cross += z.T @ final[start : start + FIT_ROWS].float()
-        gram += RIDGE * gram.diagonal().mean() * torch.eye(hidden)
-        self.linear = torch.linalg.solve(gram, cross).T.contiguous()
-
-    def tensors(self, layer: int) -> dict[str, Tensor]:
-        """As a file of heads names them, in bfloat16."""
-        named = {"norm": self.norm, "linear": self.linear, "up": self.up, "down": self.down}
-        return {f"exits.{layer}.{name}.weight": tensor.detach().bfloat16() for name, tensor in named.items()}
+    def _rows(self, chosen: list[int], starts: list[int]) -> tuple[Tensor, list[int]]:
+        return torch.cat([torch.arange(starts[i], starts[i + 1]) for i in chosen]), [self.lengths[i] for i in chosen]
 
 
 @dataclass(slots=True)
@@ -103,90 +86,94 @@ class Trained:
 
 def train(
     head: Head,
-    states: Tensor,
-    final: Tensor,
+    learned: Examples,
+    held_out: Examples,
     lm_head: Tensor,
-    held_out: tuple[Tensor, Tensor],
     settings: Settings,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train ``head`` on states [N, H] of an exit and the final ones [N, H] of the same positions."""
+    """Train ``head``; its weights change."""
     generator = torch.Generator().manual_seed(settings.seed)
-    for parameter in head.parameters():
+    parameters = [*head.weights.values()]
+    for parameter in parameters:
         parameter.requires_grad_(True)
-    optimiser = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, weight_decay=0.01)
-    per_epoch = max(1, len(states) // settings.batch)
-    total = per_epoch * settings.epochs
-    best = Trained(_copy(head), agreement(head, *held_out, lm_head), 0)
+    optimiser = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.01)
+    total = max(1, len(learned.states) // settings.batch) * settings.epochs
+    best = Trained(head.copy(), agreement(head, held_out, lm_head), 0)
     since = 0
-    for step, rows in enumerate(_batches(len(states), settings, generator)):
+    for step, (rows, lengths) in zip(range(total), _batches(head, learned, settings, generator), strict=False):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * _schedule(step / total)
-        loss = distillation(head, states[rows], final[rows], lm_head, generator)
+        said = head(learned.states[rows], lengths)
+        loss = loss_of(said, learned.final[rows], lm_head, generator, settings.loss)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         best.losses.append(float(loss.detach()))
         if progress:
             progress(step + 1, total, best.losses[-1])
         if (step + 1) % settings.evaluate_every == 0 or step + 1 == total:
-            found = agreement(head, *held_out, lm_head)
+            found = agreement(head, held_out, lm_head)
             since = 0 if found > best.agreement else since + 1
             if found > best.agreement:
-                best.head, best.agreement, best.steps = _copy(head), found, step + 1
+                best.head, best.agreement, best.steps = head.copy(), found, step + 1
             if since > settings.patience:
                 break
     return best
 
 
-def distillation(head: Head, states: Tensor, final: Tensor, lm_head: Tensor, generator: torch.Generator) -> Tensor:
-    """Mean divergence of some positions."""
+def loss_of(said: Tensor, final: Tensor, lm_head: Tensor, generator: torch.Generator, loss: Loss = "kl") -> Tensor:
+    """Mean loss of some positions: what a head made of their states [N, H], and the final ones [N, H]."""
     with torch.no_grad():
         wanted = final.to(lm_head.dtype) @ lm_head.T
-        likeliest = wanted.topk(LIKELIEST, -1).indices.flatten()
+        likeliest = wanted.topk(LIKELIEST, -1).indices
         drawn = torch.randint(len(lm_head), (DRAWN,), generator=generator)
-        tokens = torch.unique(torch.cat([likeliest, drawn]))
-        target = wanted[:, tokens].float().log_softmax(-1)
+        tokens = torch.unique(torch.cat([likeliest.flatten(), drawn]))
         matrix = lm_head[tokens]
-    said = (head(states).to(matrix.dtype) @ matrix.T).float().log_softmax(-1)
-    return F.kl_div(said, target, log_target=True, reduction="batchmean")
+    logits = (said.to(matrix.dtype) @ matrix.T).float()
+    if loss == "cross-entropy":
+        return F.cross_entropy(logits, torch.searchsorted(tokens, likeliest[:, 0].contiguous()))
+    return F.kl_div(
+        logits.log_softmax(-1), wanted[:, tokens].float().log_softmax(-1), log_target=True, reduction="batchmean"
+    )
 
 
-@torch.no_grad()
-def agreement(head: Head, states: Tensor, final: Tensor, lm_head: Tensor) -> float:
+def agreement(head: Head, examples: Examples, lm_head: Tensor) -> float:
     """Share of positions whose likeliest token is the last layer's."""
-    profile = ExitProfile((0,))
-    profiled(profile, 0, head, states, final, lm_head)
-    return profile.agreement(0)
+    return profiled(head, examples, lm_head)[0].agreement(head.layer)
 
 
 @torch.no_grad()
-def profiled(
-    profile: ExitProfile, layer: int, head: Head, states: Tensor, final: Tensor, lm_head: Tensor, rows: int = 1024
-) -> None:
-    """Add what an exit says of positions to a profile; -log p is that of the last layer's likeliest token."""
-    for start in range(0, len(states), rows):
-        wanted = (final[start : start + rows].to(lm_head.dtype) @ lm_head.T).argmax(-1)
-        said = (head(states[start : start + rows]).to(lm_head.dtype) @ lm_head.T).float().log_softmax(-1)
-        best = said.max(-1)
-        nll = -said.gather(1, wanted[:, None])[:, 0]
-        profile.add(layer, best.values.exp().numpy(), (best.indices == wanted).numpy(), nll.numpy())
+def profiled(head: Head, examples: Examples, lm_head: Tensor, rows: int = 1024) -> tuple[ExitProfile, ExitProfile]:
+    """What an exit says of positions: by its largest probability, and by the lead over the second largest; -log p is
+    that of the last layer's likeliest token."""
+    made = ExitProfile((head.layer,)), ExitProfile((head.layer,))
+    for which, lengths in examples.batches(rows):
+        wanted = (examples.final[which].to(lm_head.dtype) @ lm_head.T).argmax(-1)
+        said = (head(examples.states[which], lengths).to(lm_head.dtype) @ lm_head.T).float()
+        nll = F.cross_entropy(said, wanted, reduction="none").numpy()
+        agrees = (said.argmax(-1) == wanted).numpy()
+        for profile, margin in zip(made, (False, True), strict=True):
+            profile.add(head.layer, confidence(said, margin).numpy(), agrees, nll)
+    return made
 
 
-def _copy(head: Head) -> Head:
-    norm, linear, up, down = (parameter.detach().clone() for parameter in head.parameters())
-    return Head(norm, linear, up, down, head.eps)
-
-
-def _batches(count: int, settings: Settings, generator: torch.Generator) -> Iterator[Tensor]:
-    per_epoch = max(1, count // settings.batch)
-    for _ in range(settings.epochs):
+def _batches(
+    head: Head, examples: Examples, settings: Settings, generator: torch.Generator
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """Without end: positions drawn from all texts, or whole texts for a block."""
+    count, size = len(examples.states), settings.batch
+    while True:
+        if head.kind == "block":
+            yield from examples.batches(size, generator)
+            continue
         order = torch.randperm(count, generator=generator)
-        for step in range(per_epoch):
-            yield order[step * settings.batch : (step + 1) * settings.batch].sort().values
+        for step in range(max(1, count // size)):
+            rows = order[step * size : (step + 1) * size].sort().values
+            yield rows, [len(rows)]
 
 
 def _schedule(done: float) -> float:
-    """A tenth of the way up, then down along a cosine."""
+    """A twentieth of the way up, then down along a cosine."""
     return done / 0.05 if done < 0.05 else 0.5 * (1 + math.cos(math.pi * (done - 0.05) / 0.95))

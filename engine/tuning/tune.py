@@ -1,6 +1,7 @@
 """Heads for a model's exits: text, states, training, and what came of it, each step kept so that it can be resumed."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.index import Checkpoint, parse_file
-from ..checkpoint.layout import Naming, head_group
+from ..checkpoint.layout import Naming
 from ..checkpoint.reader import read_into
 from ..checkpoint.store import resolve
 from ..checkpoint.writer import write_mixed
@@ -20,11 +21,12 @@ from ..exits.profile import ExitProfile
 from ..exits.save import save_heads
 from ..files import write_whole
 from ..sizes import Sizes
-from ..spec import Exit, ModelSpec
+from ..spec import Exit, ExitKind, ModelSpec
 from ..units import Unit
+from .head import Head
 from .states import States, collect
 from .text import kept_windows, split
-from .train import Head, Settings, profiled, train
+from .train import Examples, Settings, profiled, train
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 TARGET = 0.95
@@ -32,6 +34,8 @@ TARGET = 0.95
 HELD_OUT = 0.05
 """Of the windows, the share that is not learned from."""
 LEAST_WINDOWS = 40
+FREQUENT = 8192
+"""Tokens that a file of heads lists at most."""
 TEXT = "text.jsonl"
 """In the work folder, what is learned from and held out."""
 WORTH = 0.05
@@ -51,6 +55,8 @@ class Result:
     """By confidence: the share of tokens that satisfy it, and their agreement."""
     threshold: float | None
     """The lowest confidence from which on agreement is TARGET."""
+    margin_threshold: float | None
+    """Likewise, of the lead over the second best."""
     calibration_error: float
     parameters: int
     cost_layers: float
@@ -69,12 +75,13 @@ def tune(
     folder: Path,
     out: Path,
     *,
+    kinds: Sequence[ExitKind] = ("adapter",),
     width: int,
     settings: Settings,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """Train an adapter head for each exit and write them to ``out``. What is found in ``folder`` is not done again, of
-    states and of heads; ``windows`` is asked for text only if there are no states.
+    """Train heads of some kinds for each exit and write those of the first kind to ``out``. What is found in ``folder``
+    is not done again, of text, states and heads; ``windows`` is asked for text only if there is none.
 
     Raises ConfigError for layers that cannot be exits and for too little text, UnsupportedModelError for a model whose
     norms are not RMS, and as ``collect`` does.
@@ -86,18 +93,33 @@ def tune(
     if spec.norm != "rms":
         raise UnsupportedModelError(f"heads are trained for models with RMS norms; '{config.model}' has layer norms")
     learned, held_out = _states(config, layers, windows, folder, settings.seed, report)
-    norm, lm_head = _own_head(checkpoint, spec)
+    read = _reader(checkpoint)
+    lm_head = read("model.embed_tokens.weight" if spec.tied else "lm_head.weight").bfloat16()
     results: list[Result] = []
+    exits: list[Exit] = []
     tensors: dict[str, Tensor] = {}
     for layer in layers:
-        head, steps = _trained(learned, held_out, layer, spec, norm, lm_head, width, settings, folder, report)
-        profile = ExitProfile((layer,))
-        profiled(profile, layer, head, held_out.of(layer), held_out.final, lm_head)
-        results.append(_result(profile, layer, head, spec, steps))
-        tensors |= head.tensors(layer)
-    exits = [Exit(found.layer, "adapter", width, found.threshold) for found in results]
-    save_heads(out, checkpoint, spec, exits, tensors)
+        examples = Examples(learned.of(layer), learned.final, learned.lengths)
+        unseen = Examples(held_out.of(layer), held_out.final, held_out.lengths)
+        for kind in kinds:
+            head = Head.start(kind, layer, spec, read, width, settings.seed)
+            head, steps = _trained(head, examples, unseen, lm_head, settings, folder, report)
+            found = _result(*profiled(head, unseen, lm_head), head, steps)
+            results.append(found)
+            if kind == kinds[0]:
+                adapter = width if kind == "adapter" else 0
+                exits.append(Exit(layer, kind, adapter, found.threshold, found.margin_threshold))
+                tensors |= head.tensors()
+    save_heads(out, checkpoint, spec, exits, tensors, frequent(folder))
     return results
+
+
+def frequent(folder: Path) -> list[int]:
+    """The tokens of the text in a work folder, the most frequent first; none if its text is not there any more."""
+    if not (folder / TEXT).is_file():
+        return []
+    counts = Counter(token for window in kept_windows(folder / TEXT, list) for token in window)
+    return sorted(counts, key=lambda token: (-counts[token], token))[:FREQUENT]
 
 
 def check_layers(spec: ModelSpec, layers: Sequence[int]) -> None:
@@ -139,78 +161,72 @@ def _enough(windows: Sequence[list[int]]) -> Sequence[list[int]]:
 
 
 def _trained(
-    learned: States,
-    held_out: States,
-    layer: int,
-    spec: ModelSpec,
-    norm: Tensor,
+    head: Head,
+    learned: Examples,
+    held_out: Examples,
     lm_head: Tensor,
-    width: int,
     settings: Settings,
     folder: Path,
     report: Progress,
 ) -> tuple[Head, int]:
-    """The head of an exit: as it was kept, or trained and kept."""
-    about, path = folder / f"head-{layer}.json", folder / f"head-{layer}.safetensors"
-    asked = {"width": width, **asdict(settings), "positions": learned.count}
+    """A head of an exit: as it was kept, or trained and kept."""
+    name = f"{head.kind}-{head.layer}"
+    about, path = folder / f"{name}.json", folder / f"{name}.safetensors"
+    asked = {**asdict(settings), "parameters": head.parameters, "positions": len(learned.states)}
     if about.is_file() and path.is_file():
         kept = json.loads(about.read_text(encoding="utf-8"))
         if kept["asked"] == asked:
-            return _kept_head(path, spec), kept["steps"]
-    head = Head.start(spec, norm, width, settings.seed)
-    head.fit(learned.of(layer), learned.final)
+            for tensor, info in parse_file(path).items():
+                read_into(info, head.weights[tensor])
+            return head, kept["steps"]
+    if head.kind == "adapter":
+        head.fit(learned.states, learned.final)
     trained = train(
         head,
-        learned.of(layer),
-        learned.final,
+        learned,
+        held_out,
         lm_head,
-        (held_out.of(layer), held_out.final),
         settings,
-        lambda done, total, loss: report(f"exit {layer}, loss {loss:.2f}", done, total),
+        lambda done, total, loss: report(f"exit {head.layer}, {head.kind}, loss {loss:.2f}", done, total),
     )
-    parts = {name: getattr(trained.head, name).detach().contiguous() for name in ("norm", "linear", "up", "down")}
-    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in parts.items()}
-    write_mixed(path, entries, (tensor.view(-1) for tensor in parts.values()), {"format": "pt"})
+    weights = trained.head.weights
+    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
+    write_mixed(path, entries, (tensor.contiguous().view(-1) for tensor in weights.values()), {"format": "pt"})
     write_whole(about, json.dumps({"asked": asked, "steps": trained.steps, "agreement": trained.agreement}))
     return trained.head, trained.steps
 
 
-def _kept_head(path: Path, spec: ModelSpec) -> Head:
-    parts = {}
-    for name, info in parse_file(path).items():
-        parts[name] = torch.empty(info.shape)
-        read_into(info, parts[name])
-    return Head(eps=spec.norm_eps, **parts)
-
-
-def _own_head(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[Tensor, Tensor]:
-    """The model's final norm, and its LM head in bfloat16."""
+def _reader(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
+    """Reads tensors of a model in float32."""
     naming = Naming.of(checkpoint.names)
-    norm = torch.empty(spec.hidden_size)
-    read_into(checkpoint.info(naming(head_group(spec)[0].parts[0].source)), norm)
-    source = naming("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
-    lm_head = torch.empty(spec.vocab_size, spec.hidden_size, dtype=torch.bfloat16)
-    read_into(checkpoint.info(source), lm_head)
-    return norm, lm_head
+
+    def read(source: str) -> Tensor:
+        info = checkpoint.info(naming(source))
+        into = torch.empty(info.shape)
+        read_into(info, into)
+        return into
+
+    return read
 
 
-def _result(profile: ExitProfile, layer: int, head: Head, spec: ModelSpec, steps: int) -> Result:
+def _result(profile: ExitProfile, margins: ExitProfile, head: Head, steps: int) -> Result:
+    layer, spec = head.layer, head.spec
     threshold = profile.threshold(layer, TARGET)
     at = {f"{th:g}": (profile.satisfied(layer, th), profile.agreement(layer, th)) for th in THRESHOLDS}
     if threshold is not None:
         at["calibrated"] = (profile.satisfied(layer, threshold), profile.agreement(layer, threshold))
-    parameters = sum(parameter.numel() for parameter in head.parameters())
     sizes = Sizes(spec, torch.bfloat16)
     of_a_layer = (sizes.matrices(Unit("attention")) + sizes.matrices(Unit("mlp"))) / 2
     return Result(
         layer=layer,
-        kind="adapter",
+        kind=head.kind,
         agreement=profile.agreement(layer),
         at_thresholds=at,
         threshold=threshold,
+        margin_threshold=margins.threshold(layer, TARGET),
         calibration_error=profile.calibration_error(layer),
-        parameters=parameters,
-        cost_layers=parameters / of_a_layer,
+        parameters=head.parameters,
+        cost_layers=head.parameters / of_a_layer,
         steps=steps,
     )
 

@@ -85,11 +85,10 @@ def test_weights_that_cannot_be_read_for_a_while_end_what_runs_and_nothing_after
     assert ids(Served(engine, PROMPTS).finish()) == right
 
 
-def offsets(home: StagedKV, blocks: list[int], layer: int) -> Callable[[int], bool]:
-    """Whether an offset of the spill is in those blocks of a layer."""
+def within(home: StagedKV, blocks: list[int], layer: int) -> Callable[[Any, int], bool]:
+    """Whether an offset of a spill is in those blocks of a layer."""
     size = home.layout.block_bytes
-    own = {layer * home.pool.n_blocks + block for block in blocks}
-    return lambda offset: offset // size in own
+    return lambda spill, offset: spill is home._spills[layer] and offset // size in blocks
 
 
 @pytest.mark.parametrize("read_ahead", [True, False])
@@ -109,11 +108,11 @@ def test_kv_that_cannot_be_moved_ends_its_cohort_and_no_other_sequence(
     for _ in range(3):
         engine.step()
     victim = engine._sequences[served.requests[3].request_id]
-    fails = offsets(home, list(victim.blocks), layer)
+    fails = within(home, list(victim.blocks), layer)
     moved = getattr(SpillFile, what)
 
     def move(self: SpillFile, offset: int, data: Any) -> None:
-        if fails(offset):
+        if fails(self, offset):
             raise HeliosError("the offload file failed")
         moved(self, offset, data)
 
@@ -148,7 +147,7 @@ def test_a_write_that_failed_harms_a_sequence_that_sits_out_the_next_sweep(
     victim, written, failed = engine._sequences[served.requests[0].request_id], SpillFile.write, list[int]()
 
     def write(self: SpillFile, offset: int, data: Any) -> None:
-        if not failed and offsets(home, victim.blocks, 2)(offset):
+        if not failed and within(home, victim.blocks, 2)(self, offset):
             failed.append(offset)
             raise HeliosError("the offload file failed")
         written(self, offset, data)

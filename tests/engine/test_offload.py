@@ -304,7 +304,7 @@ def test_kv_on_a_disk_without_direct_io_is_the_same(
     """Blocks of one KV head are smaller than a disk's block, so they go through the page cache."""
     name = "llama-one-kv-head-tied"
     llm = offloaded(tiny_model(name), kv_tokens=0, kv_disk_tokens=512)
-    spill = llm.engine._homes[0]._spill  # type: ignore[attr-defined]
+    spill = llm.engine._homes[0]._spills[0]  # type: ignore[attr-defined]
     assert isinstance(spill, SpillFile)
     assert not spill.direct
     assert ids(llm.generate(PROMPTS[:3], GREEDY)) == resident(name)[:3]

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from engine.kv import BLOCK, LayerLengths, blocks_for
-from engine.request import Request
+from engine.request import Request, Token
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
 from tests.engine.homes import resident
@@ -32,7 +32,7 @@ def sweep(scheduler: Scheduler) -> list[Sequence]:
         assert len(share.sequence.blocks) >= blocks_for(share.start + share.count)
         share.sequence.kv.set(LAYERS, share.start + share.count)
         if share.logit_rows:
-            share.sequence.append(1)
+            share.sequence.append(Token(1, 0.0, 1.0))
             sampled.append(share.sequence)
     return sampled
 

@@ -11,7 +11,7 @@ from engine.config import Schedule
 from engine.kv import BlockPool, LayerLengths, blocks_for
 from engine.kv_homes import KVHome
 from engine.llm import LLM
-from engine.request import Request, SamplingParams
+from engine.request import Request, SamplingParams, Token
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
 from tests.engine.test_parity import random_tokens
@@ -76,7 +76,7 @@ def run(
         for share in shares:
             share.sequence.kv.set(LAYERS, share.start + share.count)
             if share.logit_rows:
-                share.sequence.append(1)
+                share.sequence.append(Token(1, 0.0, 1.0))
         job.most_running = max(job.most_running, len(scheduler.running))
         job.most_held = max(job.most_held, sum(each.kv.of(LAYERS) for each in scheduler.running))
         for done in [each for each in scheduler.running if len(each.output) == n]:
@@ -157,7 +157,7 @@ def test_zigzag_decodes_together() -> None:
         for share in scheduler.schedule():
             share.sequence.kv.set(LAYERS, share.start + share.count)
             if share.logit_rows:
-                share.sequence.append(1)
+                share.sequence.append(Token(1, 0.0, 1.0))
         lengths = {len(each.output) for each in block}
         assert max(lengths) <= 1 or len(lengths) == 1
         if lengths == {5}:
