@@ -22,6 +22,8 @@ from ..sweep import Sweep
 
 ABOUT = "states.json"
 FINAL = "final"
+LIKELIEST = 12
+"""Tokens of each position that the loss always has."""
 ROWS = 2048
 """Positions of a sweep."""
 
@@ -72,6 +74,23 @@ class States:
             self.folder / f"{name}.bf16", dtype=np.int16, mode="c"
         )  # torch wants memory that may be written to
         return torch.from_numpy(np.asarray(data)).view(torch.bfloat16).view(self.count, self.hidden_size)
+
+    def likeliest(self, lm_head: Tensor, progress: Callable[[int], None] | None = None) -> Tensor:
+        """The tokens that the model finds likeliest, the best first, [N, LIKELIEST]; found once, then kept too.
+
+        ``lm_head`` is the model's, [V, H]; ``progress`` is told of positions done.
+        """
+        path = self.folder / "likeliest.i32"
+        if not path.is_file() or path.stat().st_size != self.count * LIKELIEST * 4:
+            found = torch.empty(self.count, LIKELIEST, dtype=torch.int32)
+            for start in range(0, self.count, ROWS):
+                logits = self.final[start : start + ROWS].to(lm_head.dtype) @ lm_head.T
+                found[start : start + ROWS] = logits.topk(LIKELIEST, -1).indices.int()
+                if progress:
+                    progress(min(start + ROWS, self.count))
+            found.numpy().tofile(path.with_suffix(".writing"))
+            path.with_suffix(".writing").replace(path)
+        return torch.from_numpy(np.fromfile(path, dtype=np.int32)).view(self.count, LIKELIEST)
 
 
 class _Keep:

@@ -19,8 +19,6 @@ from ..exits.confidence import confidence
 from ..exits.profile import ExitProfile
 from .head import Head
 
-LIKELIEST = 12
-"""Tokens of each position that the loss always has."""
 DRAWN = 1024
 """Further tokens of a batch's loss."""
 BATCH = 512
@@ -52,6 +50,8 @@ class Examples:
 
     states: Tensor
     final: Tensor
+    likeliest: Tensor
+    """Tokens [N, K] that the model itself finds likeliest there, the best first."""
     lengths: Sequence[int]
     """Of the texts."""
 
@@ -105,7 +105,7 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * _schedule(step / total)
         said = head(learned.states[rows], lengths)
-        loss = loss_of(said, learned.final[rows], lm_head, generator, settings.loss)
+        loss = loss_of(said, learned.final[rows], learned.likeliest[rows], lm_head, generator, settings.loss)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -123,20 +123,19 @@ def train(
     return best
 
 
-def loss_of(said: Tensor, final: Tensor, lm_head: Tensor, generator: torch.Generator, loss: Loss = "kl") -> Tensor:
-    """Mean loss of some positions: what a head made of their states [N, H], and the final ones [N, H]."""
-    with torch.no_grad():
-        wanted = final.to(lm_head.dtype) @ lm_head.T
-        likeliest = wanted.topk(LIKELIEST, -1).indices
-        drawn = torch.randint(len(lm_head), (DRAWN,), generator=generator)
-        tokens = torch.unique(torch.cat([likeliest.flatten(), drawn]))
-        matrix = lm_head[tokens]
+def loss_of(
+    said: Tensor, final: Tensor, likeliest: Tensor, lm_head: Tensor, generator: torch.Generator, loss: Loss = "kl"
+) -> Tensor:
+    """Mean loss of some positions: what a head made of their states [N, H], the final ones [N, H], and the tokens that
+    the model finds likeliest there [N, K]."""
+    drawn = torch.randint(len(lm_head), (DRAWN,), generator=generator)
+    tokens = torch.unique(torch.cat([likeliest.flatten().long(), drawn]))
+    matrix = lm_head[tokens]
     logits = (said.to(matrix.dtype) @ matrix.T).float()
     if loss == "cross-entropy":
-        return F.cross_entropy(logits, torch.searchsorted(tokens, likeliest[:, 0].contiguous()))
-    return F.kl_div(
-        logits.log_softmax(-1), wanted[:, tokens].float().log_softmax(-1), log_target=True, reduction="batchmean"
-    )
+        return F.cross_entropy(logits, torch.searchsorted(tokens, likeliest[:, 0].long().contiguous()))
+    wanted = (final.to(matrix.dtype) @ matrix.T).float().log_softmax(-1)
+    return F.kl_div(logits.log_softmax(-1), wanted, log_target=True, reduction="batchmean")
 
 
 def agreement(head: Head, examples: Examples, lm_head: Tensor) -> float:
@@ -150,7 +149,7 @@ def profiled(head: Head, examples: Examples, lm_head: Tensor, rows: int = 1024) 
     that of the last layer's likeliest token."""
     made = ExitProfile((head.layer,)), ExitProfile((head.layer,))
     for which, lengths in examples.batches(rows):
-        wanted = (examples.final[which].to(lm_head.dtype) @ lm_head.T).argmax(-1)
+        wanted = examples.likeliest[which, 0].long()
         said = (head(examples.states[which], lengths).to(lm_head.dtype) @ lm_head.T).float()
         nll = F.cross_entropy(said, wanted, reduction="none").numpy()
         agrees = (said.argmax(-1) == wanted).numpy()

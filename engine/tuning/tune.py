@@ -95,12 +95,16 @@ def tune(
     learned, held_out = _states(config, layers, windows, folder, settings.seed, report)
     read = _reader(checkpoint)
     lm_head = read("model.embed_tokens.weight" if spec.tied else "lm_head.weight").bfloat16()
+    ranked = [
+        part.likeliest(lm_head, lambda done, t=part.count: report("the model's own answers", done, t))  # type: ignore[misc]
+        for part in (learned, held_out)
+    ]
     results: list[Result] = []
     exits: list[Exit] = []
     tensors: dict[str, Tensor] = {}
     for layer in layers:
-        examples = Examples(learned.of(layer), learned.final, learned.lengths)
-        unseen = Examples(held_out.of(layer), held_out.final, held_out.lengths)
+        examples = Examples(learned.of(layer), learned.final, ranked[0], learned.lengths)
+        unseen = Examples(held_out.of(layer), held_out.final, ranked[1], held_out.lengths)
         for kind in kinds:
             head = Head.start(kind, layer, spec, read, width, settings.seed)
             head, steps = _trained(head, examples, unseen, lm_head, settings, folder, report)

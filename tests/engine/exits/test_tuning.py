@@ -161,7 +161,7 @@ def test_thresholds_are_calibrated_for_both_measures_of_confidence(model: Path, 
     silence(model, layers=(1, 2))
     out = tmp_path / "heads.safetensors"
     found = tune(config(model), [1], texts, tmp_path / "work", out, kinds=["norm"], width=8, settings=SETTINGS)
-    assert found[0].agreement > 0.99
+    assert found[0].agreement >= 0.95
     assert (found[0].threshold, found[0].margin_threshold) == (0, 0)
     heads = read_heads(out, Checkpoint(model), ModelSpec.from_directory(model))
     assert heads.exits == (Exit(1, "norm", threshold=0, margin_threshold=0),)
