@@ -42,7 +42,7 @@ class ModelConfig(_Strict):
     depth: int | None = _ENGINE.depth
     keep_states: bool = _ENGINE.keep_states
     exits: str | None = _ENGINE.exits
-    """A file of heads, made absolute likewise; or "shared"."""
+    """A file of heads, made absolute likewise; or "shared", or "shared:8,16"."""
     early_exit: bool = _ENGINE.early_exit
     exit_threshold: float | None = _ENGINE.exit_threshold
     confidence: str = _ENGINE.confidence
@@ -110,7 +110,8 @@ class ModelConfig(_Strict):
     @field_validator("plan", "exits")
     @classmethod
     def _file_absolute(cls, file: str | None, info: ValidationInfo) -> str | None:
-        if file is None or file == {"plan": "auto", "exits": "shared"}[info.field_name or ""]:
+        word = {"plan": "auto", "exits": "shared"}[info.field_name or ""]
+        if file is None or file == word or (word == "shared" and file.startswith(f"{word}:")):
             return file
         return str((Path((info.context or {}).get("base", ".")) / Path(file).expanduser()).resolve())
 

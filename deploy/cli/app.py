@@ -10,6 +10,7 @@ from .generate import generate
 from .group import HeliosGroup
 from .plan import plan
 from .profile import profile
+from .profile_exits import profile_exits
 from .quantize import quantize
 from .serve import serve
 from .status import status
@@ -26,6 +27,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, stop, status, generate, chat, batch, quantize, profile, plan, tune_exits, version):
+for command in (
+    demo,
+    serve,
+    stop,
+    status,
+    generate,
+    chat,
+    batch,
+    quantize,
+    profile,
+    plan,
+    tune_exits,
+    profile_exits,
+    version,
+):
     app.command()(command)
 app.add_typer(models_app, name="models")

@@ -9,7 +9,7 @@ from ..config import EngineConfig
 from ..errors import CheckpointError, ConfigError
 from ..quant.format import Quantisation
 from ..spec import Exit, ModelSpec
-from .heads import FILE, SHARED, Heads, read_heads, shared_heads
+from .heads import FILE, Heads, is_shared, read_heads, shared_heads
 
 
 class CutCheckpoint:
@@ -36,8 +36,8 @@ def heads_of(config: EngineConfig, directory: Path, checkpoint: Checkpoint, spec
 
     Raises ConfigError for a file that is not there, CheckpointError as ``read_heads``.
     """
-    if config.exits == SHARED:
-        return shared_heads(spec)
+    if config.exits is not None and is_shared(config.exits):
+        return shared_heads(config.exits, spec)
     path = directory / FILE if config.exits is None else Path(config.exits).expanduser()
     if path.is_file():
         return read_heads(path, checkpoint, spec)

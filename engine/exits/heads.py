@@ -28,7 +28,8 @@ ENTRY = "helios_exits"
 VERSION = 1
 REMEDY = "make heads for this model with `helios tune-exits`"
 SHARED = "shared"
-"""In a configuration, in place of a file: every layer may be an exit with the model's own final norm and LM head."""
+"""In a configuration, in place of a file: every layer may be an exit with the model's own final norm and LM head; or
+those alone that are named after it, as in "shared:8,16"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,25 @@ class Heads:
         return {source: own for source, (_, own) in needed.items()}
 
 
-def shared_heads(spec: ModelSpec) -> Heads:
-    """An exit after every layer but the last, as models are trained for it that share their LM head (LayerSkip)."""
-    return Heads(tuple(Exit(layer) for layer in range(1, spec.n_layers)), {})
+def shared_heads(setting: str, spec: ModelSpec) -> Heads:
+    """Exits of a model that is trained to share its LM head with every layer (LayerSkip): after all of them but the
+    last, or after those that ``setting`` names. Raises ConfigError for layers that are none or unsorted."""
+    _, colon, named = setting.partition(":")
+    layers = list(range(1, spec.n_layers))
+    if colon:
+        parts = named.split(",")
+        chosen = [int(part) for part in parts if part.strip().isdecimal()]
+        if len(chosen) < len(parts) or chosen != sorted(set(chosen) & set(layers)):
+            raise ConfigError(
+                f"exits is '{setting}'; name layers from 1 to {spec.n_layers - 1}, each deeper than the one before, "
+                f"as in {SHARED}:1,2"
+            )
+        layers = chosen
+    return Heads(tuple(Exit(layer) for layer in layers), {})
+
+
+def is_shared(setting: str | None) -> bool:
+    return setting is not None and setting.partition(":")[0] == SHARED
 
 
 def read_heads(path: Path, checkpoint: Checkpoint, spec: ModelSpec) -> Heads:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +22,17 @@ from ..weight_store import WeightStore
 from ..weights import HeadWeights, head_weights
 from .confidence import confidence
 from .heads import Heads
-from .profile import ExitProfile
+
+
+class Profile(Protocol):
+    """Takes what the exits at ``layers`` said; the whole model may be among them."""
+
+    @property
+    def layers(self) -> Sequence[int]: ...
+
+    def add(self, layer: int, confidence: Any, agrees: Any, nll: Any) -> None:
+        """Of positions [N]: how sure, whether the likeliest token is the last layer's, -log p of the chosen one."""
+        ...
 
 
 class ScoredHead(ExitHead):
@@ -34,7 +45,7 @@ class ScoredHead(ExitHead):
         device: Device,
         weights: WeightStore,
         heads: Mapping[int, HeadWeights],
-        profile: ExitProfile,
+        profile: Profile,
         *,
         margin: bool = False,
     ) -> None:
@@ -54,6 +65,8 @@ class ScoredHead(ExitHead):
         answers: list[Tensor] = list(self.logits(torch.cat([last, *ready])).chunk(1 + len(ready)))
         logits, said = answers[0], answers[1:]
         self._said = dict(zip(self._states, said, strict=True))
+        if self._spec.n_layers in self._profile.layers:
+            self._said[self._spec.n_layers] = logits
         self._best = logits.argmax(-1)
         return logits
 

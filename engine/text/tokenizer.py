@@ -47,6 +47,11 @@ class Tokenizer:
         """Tokens known, added ones included. The model's own vocabulary may be padded beyond this."""
         return int(self._fast.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Every token's id."""
+        return dict(self._fast.get_vocab(with_added_tokens=True))
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that ``decode`` leaves out when told to skip special tokens."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
+from benchmarks.random_model import save_random
 from engine.checkpoint.index import Checkpoint
 from engine.errors import CheckpointError, ConfigError
 from engine.exits.heads import FILE
@@ -16,6 +18,7 @@ from engine.llm import LLM
 from engine.request import SamplingParams
 from engine.spec import Exit, ModelSpec
 from tests.engine.test_parity import random_tokens
+from tests.engine.tiny import CONFIGS
 
 from .random_heads import WIDTH, add_heads, greedy, random_tensors
 
@@ -59,6 +62,23 @@ def test_any_layer_is_an_exit_of_a_model_that_shares_its_head(tiny_model: Callab
     for layer in (1, 2):
         expected = [greedy(model, Exit(layer), {}, prompt, 8) for prompt in PROMPTS]
         assert tokens(model, depth=layer, exits="shared", kv_tokens=1024) == expected
+
+
+def test_a_layerskip_checkpoint_loads_as_published(tmp_path: Path) -> None:
+    """Its config is Llama's, of any of the three families it was published for; any layer may be an exit."""
+    config = LlamaConfig(**{**CONFIGS["llama"].to_dict(), "num_hidden_layers": 4, "dtype": "bfloat16"})
+    model = save_random(tmp_path / "layerskip", config)
+    for layer in (1, 2, 3):
+        expected = [greedy(model, Exit(layer), {}, prompt, 8) for prompt in PROMPTS]
+        assert tokens(model, depth=layer, exits="shared", kv_tokens=1024) == expected
+        assert tokens(model, depth=layer, exits=f"shared:{layer}", kv_tokens=1024) == expected
+    whole = tokens(model, kv_tokens=1024)
+    early: dict[str, Any] = {"exits": "shared:1,3", "kv_tokens": 1024}
+    assert tokens(model, early_exit=True, exit_threshold=1.0, **early) == whole
+    assert tokens(model, draft_depth=3, **early) == whole
+    for wrong in ("shared:", "shared:0", "shared:4", "shared:2,1", "shared:1,x"):
+        with pytest.raises(ConfigError, match="name layers from 1 to 3, each deeper than the one before"):
+            LLM(model, exits=wrong)
 
 
 def test_the_last_layer_is_the_whole_model(copied: Callable[[str], Path]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -268,6 +269,23 @@ def test_an_exit_with_a_block_of_its_own(
             asked = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
             (one,) = Served(alone[token.depth], [[*each.prompt_ids, *known]], asked).finish()
             assert one.tokens[0].id == token.id
+
+
+@pytest.mark.model
+def test_memory_that_is_given_back_is_the_systems_again(smollm2_dir: Path) -> None:
+    process = psutil.Process()
+    with LLM(smollm2_dir, exits="shared", kv_tokens=8192, threads=1, dtype="bfloat16") as llm:
+        llm.generate(["Hello"], SamplingParams(max_tokens=2))
+        for _ in range(2):
+            uses = llm.engine.stats().memory
+            held, before = uses["weights"] + uses["kv"], process.memory_info().rss
+            llm.change_depth(10)
+            left = llm.engine.stats().memory
+            fewer = held - left["weights"] - left["kv"]
+            assert before - process.memory_info().rss > 0.8 * fewer
+            llm.engine.park()
+            assert before - process.memory_info().rss > 0.8 * held
+            llm.change_depth(None)
 
 
 def test_expanding_without_room_is_refused_before_anything(
