@@ -135,7 +135,7 @@ class JointProfile:
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']}")
             profile = cls(content["first"], content["second"])
-            profile._counts[:] = np.asarray(content["counts"], dtype=np.int64)
+            profile._counts = np.asarray(content["counts"], dtype=np.int64).reshape(profile._counts.shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no joint profile of version {VERSION}: {error}") from None
         return profile
