@@ -9,7 +9,10 @@ from ..config import EngineConfig
 from ..errors import CheckpointError, ConfigError
 from ..quant.format import Quantisation
 from ..spec import Exit, ModelSpec
-from .heads import FILE, Heads, is_shared, read_heads, shared_heads
+from .heads import FILE, Heads, fingerprint, is_shared, read_heads, shared_heads, trunk_of
+
+SHIPPED = Path(__file__).parent.parent / "heads"
+"""Heads that come with Helios, in a folder for each model."""
 
 
 class CutCheckpoint:
@@ -32,7 +35,8 @@ class CutCheckpoint:
 
 
 def heads_of(config: EngineConfig, directory: Path, checkpoint: Checkpoint, spec: ModelSpec) -> Heads:
-    """The heads that a configuration names, or those beside the model; none if it has none.
+    """The heads that a configuration names, those beside the model, or those that come with Helios for its trunk; none
+    if there are none.
 
     Raises ConfigError for a file that is not there, CheckpointError as ``read_heads``.
     """
@@ -45,7 +49,10 @@ def heads_of(config: EngineConfig, directory: Path, checkpoint: Checkpoint, spec
         raise ConfigError(
             f"exits is '{config.exits}', which is no file; name one that `helios tune-exits` made, or shared"
         )
-    return Heads((), {})
+    shipped = next(
+        (path for path in SHIPPED.glob(f"*/{FILE}") if trunk_of(path) == fingerprint(checkpoint, spec)), None
+    )
+    return read_heads(shipped, checkpoint, spec) if shipped else Heads((), {})
 
 
 class Cut(NamedTuple):

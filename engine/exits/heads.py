@@ -112,6 +112,11 @@ def read_heads(path: Path, checkpoint: Checkpoint, spec: ModelSpec) -> Heads:
     return Heads(exits, tensors, _frequent(path, content, spec))
 
 
+def trunk_of(path: Path) -> str:
+    """The fingerprint of the model that a file's heads were made for. Raises CheckpointError for a damaged file."""
+    return str(_content(path).get("trunk"))
+
+
 def describe(exits: Iterable[Exit], trunk: str, frequent: Iterable[int] = ()) -> dict[str, str]:
     """The metadata of a file with these heads."""
     listed = [{key: value for key, value in asdict(found).items() if value is not None} for found in exits]

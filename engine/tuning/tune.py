@@ -191,7 +191,7 @@ def _trained(
         held_out,
         lm_head,
         settings,
-        lambda done, total, loss: report(f"exit {head.layer}, {head.kind}, loss {loss:.2f}", done, total),
+        lambda done, total, _: report(f"exit {head.layer}, {head.kind}", done, total),
     )
     weights = trained.head.weights
     entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
