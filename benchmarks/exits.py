@@ -2,7 +2,7 @@
 
 All ways serve the same prompts (chat, maths, code, completion, summaries) with the heads that come with Helios, in turn
 in every round; a ratio is the median of the rounds' ratios to plain decoding. Perplexity is that of a way's text under
-the whole model, from one more pass over it.
+the whole model, from one more pass over it. "Per layer" is the trunk's speed without its heads, in layers a second.
 """
 
 import argparse
@@ -11,21 +11,26 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import torch
+from torch import Tensor
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from benchmarks.prompts import FILES, prompts
 from benchmarks.report import Report, parser, show
+from engine.batch import Batch
 from engine.checkpoint.store import resolve
 from engine.config import format_bytes
 from engine.device import usable_cores
 from engine.llm import LLM
+from engine.passes.check import Check
 from engine.request import Completion, SamplingParams
+from engine.sweep import ExitHead
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -61,6 +66,32 @@ def ways(exits: list[int]) -> list[Way]:
     depths = [Way(f"depth {layer}", {"depth": layer}) for layer in exits]
     lossless = [Way(f"lossless, drafts at {layer}", {"draft_depth": layer}) for layer in exits[-2:]]
     return [Way("plain", {}), *early, whole, *depths, *lossless]
+
+
+class HeadClock:
+    """Adds up the time that heads take, checks and logits alike, so that what remains is the trunk's."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._kinds = [(kind, kind.result) for kind in (ExitHead, Check)]
+
+    def __enter__(self) -> "HeadClock":
+        for kind, result in self._kinds:
+            kind.result = self._timed(result)  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kind, result in self._kinds:
+            kind.result = result  # type: ignore[method-assign]
+
+    def _timed(self, result: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
+        def timed(head: Any, batch: Batch) -> Tensor:
+            start = time.perf_counter()
+            made = result(head, batch)
+            self.seconds += time.perf_counter() - start
+            return made
+
+        return timed
 
 
 class Contest:
@@ -105,18 +136,18 @@ class Contest:
         found: dict[str, dict[str, Any]] = {}
         chosen = ways(self.exits)
         rates: dict[str, list[float]] = {way.name: [] for way in chosen}
+        layer_rates: dict[str, list[float]] = {way.name: [] for way in chosen}
         for round_number in range(self.rounds):
             for way in chosen:
                 with self.engine(**way.settings) as llm:
                     llm.generate(self.prompts[:1], self.params(2))
-                    start = time.perf_counter()
-                    done = llm.generate(self.prompts, self.params(1))
-                    prefill_s = time.perf_counter() - start
-                    start = time.perf_counter()
-                    done = llm.generate(self.prompts, self.params(self.tokens))
-                    seconds = time.perf_counter() - start - prefill_s
+                    prefill_s, prefill_heads_s, _ = self.timed(llm, 1)
+                    seconds, heads_s, done = self.timed(llm, self.tokens)
                     made = sum(len(each.tokens) - 1 for each in done)
-                    rates[way.name].append(made / seconds)
+                    rates[way.name].append(made / (seconds - prefill_s))
+                    trunk_s = seconds - prefill_s - (heads_s - prefill_heads_s)
+                    layers = sum(token.depth for each in done for token in each.tokens[1:])
+                    layer_rates[way.name].append(layers / trunk_s)
                     if round_number == 0:
                         stats = llm.engine.stats()
                         depth = statistics.mean(token.depth for each in done for token in each.tokens)
@@ -124,11 +155,18 @@ class Contest:
                 gc.collect()
         for name, figures in found.items():
             figures["tokens_s"] = statistics.median(rates[name])
-            pairs = zip(rates[name], rates["plain"], strict=True)
-            figures["ratio"] = statistics.median(mine / plain for mine, plain in pairs)
-            figures["layers_ratio"] = figures["ratio"] * figures["depth"] / self.n_layers
+            for ratio, measured in (("ratio", rates), ("layers_ratio", layer_rates)):
+                pairs = zip(measured[name], measured["plain"], strict=True)
+                figures[ratio] = statistics.median(mine / plain for mine, plain in pairs)
         self.judge({name: figures.pop("done") for name, figures in found.items()}, found)
         return found
+
+    def timed(self, llm: LLM, tokens: int) -> tuple[float, float, list[Completion]]:
+        """Seconds that generating takes, those of them in heads, and what came of it."""
+        with HeadClock() as heads:
+            start = time.perf_counter()
+            done = llm.generate(self.prompts, self.params(tokens))
+            return time.perf_counter() - start, heads.seconds, done
 
     def judge(self, texts: dict[str, list[Completion]], found: dict[str, dict[str, Any]]) -> None:
         """Perplexity of every way's text under the whole model, and how much of it is the plain one's."""
