@@ -7,6 +7,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.inmemory import run_helios, run_transformers
 from benchmarks.random_model import TOKENIZER_SIZE, save_random
 from benchmarks.report import Report, parser, show
 from engine.llm import LLM
-from engine.request import SamplingParams
+from engine.request import Delta, SamplingParams
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -103,6 +104,52 @@ def offloaded(directory: Path) -> dict[str, float]:
     return found
 
 
+EXITS: dict[str, dict[str, Any]] = {
+    "exits per token": {"early_exit": True, "exit_threshold": 0.0005},
+    "lossless, drafts at layer 2": {"draft_depth": 2},
+    "lossless, deep layers on disk": {
+        "draft_depth": 2,
+        "weights": {"device": ["embedding", "layers.0-1", "head"], "disk": REST},
+    },
+    "from 2 layers to all": {"depth": 2},
+    "from 2 layers to all, by kept states": {"depth": 2, "keep_states": True},
+    "parked and back": {"depth": 2},
+}
+"""Ways to use exits of a model of four layers."""
+
+
+def exits(directory: Path) -> dict[str, float]:
+    """Of each way, the share of float32 sequences whose tokens and depths on the GPU are those on the CPU."""
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    ids = [prompt[:length] for prompt, length in zip(prompts(4, 200), (1, 64, 65, 200), strict=True)]
+    found = {}
+    for name, settings in EXITS.items():
+        made = []
+        for device in ("cpu", "cuda"):
+            fields = {"device": device, "dtype": "float32", "context": 512, "max_sequences": 4, "exits": "shared"}
+            with LLM(str(directory), **{**fields, **settings}) as llm:
+                texts: dict[str, list[tuple[int, int]]] = {}
+                for request in (llm.request(prompt, params) for prompt in ids):
+                    into = texts.setdefault(request.request_id, [])
+                    deliver = partial(_note, into)
+                    llm.engine.add(llm.engine.prepare(request, deliver))
+                for _ in range(8 if "depth" in settings else 0):
+                    llm.engine.step()
+                if "park" in name:
+                    llm.engine.park()
+                if "depth" in settings:
+                    llm.change_depth(None)
+                while llm.engine.step():
+                    pass
+                made.append([*texts.values()])
+        found[name] = sum(a == b for a, b in zip(*made, strict=True)) / len(ids)
+    return found
+
+
+def _note(into: list[tuple[int, int]], delta: Delta) -> None:
+    into.extend((token.id, token.depth) for token in delta.tokens)
+
+
 def speed(directory: Path, batches: list[int], n_tokens: int) -> dict[int, dict[str, float]]:
     """bfloat16 decode and prefill tokens/s beside transformers on the same GPU."""
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -146,6 +193,9 @@ def main() -> None:
         report.figures["offloaded"] = offloaded(save_random(Path(folder) / "offloaded", shapes(quick=True)["llama"]))
         for name, share in report.figures["offloaded"].items():
             report.target(f"{name}: tokens equal a resident model's", share, 1.0)
+        report.figures["exits"] = exits(Path(folder) / "offloaded")
+        for name, share in report.figures["exits"].items():
+            report.target(f"{name}: as on the CPU", share, 1.0)
         report.figures["speed"] = speed(Path(folder) / "llama", [1, 8, 32] if args.quick else [1, 8, 32, 128], 64)
     report.figures["seconds"] = time.perf_counter() - started
     columns = ["batch", "helios tokens/s", "transformers tokens/s", "decode ratio", "prefill ratio"]
