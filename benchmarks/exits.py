@@ -2,7 +2,8 @@
 
 All ways serve the same prompts (chat, maths, code, completion, summaries) with the heads that come with Helios, in turn
 in every round; a ratio is the median of the rounds' ratios to plain decoding. Perplexity is that of a way's text under
-the whole model, from one more pass over it. "Per layer" is the trunk's speed without its heads, in layers a second.
+the whole model, from one more pass over it. "Per layer" is the trunk's speed without its heads: rows times layers
+computed a second.
 """
 
 import argparse
@@ -141,13 +142,12 @@ class Contest:
             for way in chosen:
                 with self.engine(**way.settings) as llm:
                     llm.generate(self.prompts[:1], self.params(2))
-                    prefill_s, prefill_heads_s, _ = self.timed(llm, 1)
-                    seconds, heads_s, done = self.timed(llm, self.tokens)
+                    prefill_s, prefill_heads_s, prefill_layers, _ = self.timed(llm, 1)
+                    seconds, heads_s, layers, done = self.timed(llm, self.tokens)
                     made = sum(len(each.tokens) - 1 for each in done)
                     rates[way.name].append(made / (seconds - prefill_s))
                     trunk_s = seconds - prefill_s - (heads_s - prefill_heads_s)
-                    layers = sum(token.depth for each in done for token in each.tokens[1:])
-                    layer_rates[way.name].append(layers / trunk_s)
+                    layer_rates[way.name].append((layers - prefill_layers) / trunk_s)
                     if round_number == 0:
                         stats = llm.engine.stats()
                         depth = statistics.mean(token.depth for each in done for token in each.tokens)
@@ -161,12 +161,23 @@ class Contest:
         self.judge({name: figures.pop("done") for name, figures in found.items()}, found)
         return found
 
-    def timed(self, llm: LLM, tokens: int) -> tuple[float, float, list[Completion]]:
-        """Seconds that generating takes, those of them in heads, and what came of it."""
+    def timed(self, llm: LLM, tokens: int) -> tuple[float, float, int, list[Completion]]:
+        """Seconds that generating takes, those of them in heads, rows times layers computed, and what came of it."""
+        before = self.computed(llm)
         with HeadClock() as heads:
             start = time.perf_counter()
             done = llm.generate(self.prompts, self.params(tokens))
-            return time.perf_counter() - start, heads.seconds, done
+            seconds = time.perf_counter() - start
+        layers = self.computed(llm) - before
+        if not llm.engine.kept:  # a plain pass counts no rows
+            layers = llm.engine.depth * sum(len(each.prompt_ids) + len(each.tokens) - 1 for each in done)
+        return seconds, heads.seconds, layers, done
+
+    def computed(self, llm: LLM) -> int:
+        """Rows times layers so far, where tokens may stop at exits."""
+        ends = [*sorted(llm.engine.kept), self.n_layers]
+        lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return sum(rows * length for rows, length in zip(llm.engine.stats().segment_rows, lengths, strict=False))
 
     def judge(self, texts: dict[str, list[Completion]], found: dict[str, dict[str, Any]]) -> None:
         """Perplexity of every way's text under the whole model, and how much of it is the plain one's."""
@@ -308,8 +319,8 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=usable_cores())
     arguments.add_argument("--batch", type=int, default=8)
     arguments.add_argument("--prompts", type=int, default=25)
-    arguments.add_argument("--tokens", type=int, default=48, help="new tokens")
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--tokens", type=int, default=32, help="new tokens")
+    arguments.add_argument("--rounds", type=int, default=2)
     args = arguments.parse_args()
     report = Report("exits", args)
     measure(args, report)

@@ -35,6 +35,10 @@ class Span:
         """Positions with KV once the sweep has passed."""
         return self.start + self.count
 
+    def single_rows(self) -> "list[Span]":
+        """Each of its rows by itself."""
+        return [Span(self.row + i, self.start + i, 1, self.blocks) for i in range(self.count)]
+
 
 class AttentionGroup(Protocol):
     """Some rows of a cohort that attend together."""
@@ -142,7 +146,7 @@ class AttentionPlanner:
         self.value_share = value_share
 
     def plan(self, decodes: list[Span], chunks: list[Span], window: int | None) -> list[AttentionGroup]:
-        """Groups for one row of each of ``decodes`` (sorted by length) and for each of ``chunks``."""
+        """Groups for one row of each of ``decodes`` (about by length) and for each of ``chunks``."""
         groups: list[AttentionGroup] = [self._decode(members, window) for members in self._split(decodes, window)]
         groups.extend(self._chunk(span, window) for span in chunks)
         return groups
@@ -150,16 +154,16 @@ class AttentionPlanner:
     def _split(self, spans: list[Span], window: int | None) -> list[list[Span]]:
         """Neighbours in length go together while padding wastes little and the scratch buffer holds them."""
         groups: list[list[Span]] = []
-        own = 0
+        own = longest = 0
         for span in spans:
             blocks = blocks_for(span.length) - _first_block(span.start, window)
-            padded = (len(groups[-1]) + 1) * blocks if groups else 0
+            padded = (len(groups[-1]) + 1) * max(longest, blocks) if groups else 0
             most = min(self.layout.scratch_blocks, (1 + WASTE) * (own + blocks) + SLACK_BLOCKS)
             if not groups or padded > most:
                 groups.append([])
-                own = 0
+                own = longest = 0
             groups[-1].append(span)
-            own += blocks
+            own, longest = own + blocks, max(longest, blocks)
         return groups
 
     def _decode(self, spans: list[Span], window: int | None) -> AttentionGroup:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,9 @@ from .kv_homes import Extent, KVHome
 from .rope import Rope
 from .sequence import Sequence
 from .spec import ModelSpec
+
+FEW = 8
+"""Rows of one sequence that are better attended to as so many decode steps than as a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Sequences with KV in one place that attend together: one row of each decoding one, by length, then chunks."""
+    """Sequences with KV in one place that attend together: those of one or few rows, by length, then chunks."""
 
     rows: slice
     """Of the batch."""
@@ -67,6 +71,13 @@ class Batch:
     """Brings the wanted rows of the tiles, one after another, into the order of the sweep's shares; None: they are."""
 
 
+class _Built(NamedTuple):
+    key: object
+    """All that the batch depends on."""
+    batch: Batch
+    extents: list[list[list[Extent]]]
+
+
 class BatchBuilder:
     """Makes the batches of one engine, and tells the homes of its KV what is coming."""
 
@@ -82,19 +93,36 @@ class BatchBuilder:
     ) -> None:
         self.spec = spec
         self.homes = homes
-        self._tile_rows = tile_rows
+        self._tile_rows, self._value_share = tile_rows, value_share
         self.rope = rope
         self.device = device
         self._planners = [AttentionPlanner(home.layout, home.device, value_share) for home in homes]
+        self._last: _Built | None = None
 
     def build(self, shares: Seq[Share], layers: range) -> Batch:
-        """The batch of a sweep over ``layers``. The sequences own the blocks that the positions need."""
+        """The batch of a sweep over ``layers``. The sequences own the blocks that the positions need.
+
+        Rows that go through one range of layers after another are put together once.
+        """
+        key = (set(self.spec.windows[layers.start : layers.stop]), [_identity(share) for share in shares])
+        if self._last is not None and self._last.key == key:
+            for home, cohorts in zip(self.homes, self._last.extents, strict=True):
+                home.expect(cohorts, layers)
+            return self._last.batch
+        batch, extents = self._build(shares, layers)
+        self._last = _Built(key, batch, extents)
+        return batch
+
+    def _build(self, shares: Seq[Share], layers: range) -> tuple[Batch, list[list[list[Extent]]]]:
+        """The batch, and the extents of each home's cohorts."""
         order: list[int] = []
+        expected: list[list[list[Extent]]] = []
         cohorts: list[Cohort] = []
         for home, planner in zip(self.homes, self._planners, strict=True):
             members = self._split(home, shares, [i for i, share in enumerate(shares) if share.sequence.home is home])
             extents = [[_extent(shares[i]) for i in chosen] for chosen in members]
             home.expect(extents, layers)
+            expected.append(extents)
             for number, own in enumerate(extents):
                 first = cohorts[-1].rows.stop if cohorts else 0
                 chosen = tuple(shares[i] for i in members[number])
@@ -112,12 +140,13 @@ class BatchBuilder:
         groups = self._groups(cohorts)
         if len(groups) == 1:  # the order costs nothing there
             wanted, logit_order = wanted[logit_order], np.arange(len(wanted))
-        return Batch(
+        batch = Batch(
             token_ids=self.device.index(np.array(tokens, dtype=np.int64)),
             positions=positions_tensor,
             tiles=tuple(self._tile(number, group, angles, wanted) for number, group in enumerate(groups)),
             logit_order=None if _counts_up(logit_order, len(wanted)) else self.device.index(logit_order),
         )
+        return batch, expected
 
     def _cohort(
         self,
@@ -136,7 +165,8 @@ class BatchBuilder:
             row += extent.count
         positions = np.concatenate([np.arange(s.start, s.length) for s in spans])
         blocks = np.concatenate([np.take(s.blocks, np.arange(s.start, s.length) // BLOCK) for s in spans])
-        decodes, chunks = [s for s in spans if s.count == 1], [s for s in spans if s.count > 1]
+        decodes = [one for s in spans if self._alone(s.start, s.count) for one in s.single_rows()]
+        chunks = [s for s in spans if not self._alone(s.start, s.count)]
         windows = set(self.spec.windows[layers.start : layers.stop])
         return Cohort(
             rows=slice(first, first + row),
@@ -146,6 +176,11 @@ class BatchBuilder:
             kv_rows=home.device.index(home.layout.write_rows(blocks, positions)),
             attention={window: planner.plan(decodes, chunks, window) for window in windows},
         )
+
+    def _alone(self, start: int, count: int) -> bool:
+        """Whether rows attend one by one, together with those of other sequences: decode steps, and the few rows that
+        catch up with one or verify a draft. V in part is fetched for decode steps alone."""
+        return count == 1 or (count <= FEW and start > 0 and self._value_share >= 1)
 
     def _groups(self, cohorts: list[Cohort]) -> list[list[Cohort]]:
         """Neighbouring cohorts that make a tile."""
@@ -168,10 +203,15 @@ class BatchBuilder:
         )
 
     def _split(self, home: KVHome, shares: Seq[Share], members: list[int]) -> list[list[int]]:
-        """The shares of a home in cohorts that its slots and a tile allow, by length, decoding ones before chunks."""
+        """The shares of a home in cohorts that its slots and a tile allow, by length, chunks last."""
         cohorts: list[list[int]] = []
         rows = blocks = 0
-        for i in sorted(members, key=lambda i: (shares[i].count > 1, shares[i].start, shares[i].count)):
+
+        def order(i: int) -> tuple[bool, int, int]:
+            start, count = shares[i].start, shares[i].count
+            return not self._alone(start, count), start, count
+
+        for i in sorted(members, key=order):
             count, needed = shares[i].count, blocks_for(shares[i].start + shares[i].count)
             full = home.cohort_blocks is not None and blocks + needed > home.cohort_blocks
             if not cohorts or full or rows + count > self._tile_rows:
@@ -180,6 +220,13 @@ class BatchBuilder:
             cohorts[-1].append(i)
             rows, blocks = rows + count, blocks + needed
         return cohorts
+
+
+def _identity(share: Share) -> tuple[object, ...]:
+    """What of a share makes a batch what it is. It keeps the sequence alive, and so its identity its own."""
+    sequence, end = share.sequence, share.start + share.count
+    tokens, blocks = sequence.tokens[share.start : end], tuple(sequence.blocks)
+    return sequence, sequence.home, share.start, share.count, share.logit_rows, tokens, blocks
 
 
 def _extent(share: Share) -> Extent:

@@ -63,7 +63,7 @@ def _read_exactly(fd: int, info: TensorInfo, offset: int, into: memoryview) -> N
             count = os.preadv(fd, [into[done : done + READ_BYTES]], offset + done)
         except OSError as error:
             raise CheckpointError(
-                f"{info.file}: reading '{info.name}' at byte {offset + done} failed: {error.strerror}"
+                f"{info.file}: reading '{info.name}' at byte {offset + done} failed: {error.strerror}; check the disk"
             ) from None
         if count == 0:
             raise CheckpointError(

@@ -41,6 +41,11 @@ def kept_at(config: EngineConfig, depth: int | None) -> Beside:
 def _check_companions(config: EngineConfig, asked: list[str], spec: ModelSpec) -> None:
     if asked and config.depth not in (None, spec.n_layers):
         raise ConfigError(f"{asked[0]} is set and depth is {config.depth}; it needs the whole model: leave depth out")
+    if asked in (["early_exit"], ["draft_depth"]) and config.value_share < 1:
+        raise ConfigError(
+            f"{asked[0]} is set and value_share is {config.value_share:g}; what was skipped or drafted is computed "
+            "exactly later: leave value_share at 1"
+        )
     if config.check_vocabulary is not None and not config.early_exit:
         raise ConfigError("check_vocabulary is set, and early_exit, whose checks it is for, is not")
     if config.exit_threshold is not None and asked not in (["early_exit"], ["draft_depth"]) and config.depth is None:

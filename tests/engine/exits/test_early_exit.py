@@ -254,6 +254,7 @@ def test_a_request_for_what_is_not_served_is_refused(
         ({"early_exit": False, "check_vocabulary": 8}, "check_vocabulary is set, and early_exit"),
         ({"early_exit": False, "exit_threshold": 0.5}, "nothing that has a threshold"),
         ({"early_exit": 1}, "early_exit is 1; it must be true or false"),
+        ({"value_share": 0.5}, "early_exit is set and value_share is 0.5"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(
